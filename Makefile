@@ -89,7 +89,7 @@ $(VENV)/.made:
 
 # The native library and the torch shim are compiled on this machine.
 $(VENV)/.packages: $(VENV)/.made pyproject.toml setup.py constraints.txt
-	@command -v $(CXX) >/dev/null || { echo "a C++17 compiler is missing: apt-get install g++" >&2; exit 1; }
+	@command -v $(CXX) >/dev/null || { echo "a C++20 compiler is missing: apt-get install g++" >&2; exit 1; }
 	@echo "setting up $(VENV), once: pip fetches PyTorch and what the examples and tests need, for some minutes"
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,data,examples,dev]'
 	@touch $@

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data_page import between
+from benchmarks._page_parts import between, goal
 from sentinel.core.units import parse_bytes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -45,7 +45,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {label} | {_mib(each['peak_bytes'])} | {each['limit_met']} times | {fewest} to {most} | {over} |"
     yield ""
     missed = told["results"]["missed"]
-    same = "Losses and parameters of all three are the same" if not missed else f"**Missed: {'; '.join(missed)}**"
+    same = "; ".join(goal(each, False) for each in missed) or "Losses and parameters of all three are the same"
     faults = max(found[name]["major_faults"] for name in ("counts", "enforces"))
     yield f"{same}. After the fourth step, steps without a fork met {faults} page faults that waited for the disk."
 

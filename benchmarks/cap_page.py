@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks import _cap_goals, _page_parts
 from benchmarks._cap_figures import FILE, OVERLAP, PASSIVE, STOCK, SWAP, TUNED, added_over
-from benchmarks.data_page import between
+from benchmarks._page_parts import between
+from sentinel.core.units import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
@@ -65,9 +66,9 @@ def page(told: Told, models: Iterable[Told] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(told: Told) -> list[str]:
-    """The README's paragraph."""
-    return _filled(_summary(told))
+def summary(told: Told, models: Iterable[Told] = ()) -> list[str]:
+    """The README's paragraph. `told`, `models`: as of `page`."""
+    return _filled(_summary(told, _of_goals([told, *models])))
 
 
 def results() -> tuple[Told, list[Told]]:
@@ -203,7 +204,15 @@ def _goals(all_told: list[Told]) -> Iterator[str]:
             yield f"| {of}{each['goal']} | {each['found']} | {met} |"
 
 
-def _summary(told: Told) -> str:
+def _of_goals(all_told: list[Told]) -> str:
+    """How many goals of all models were judged, how many were not, and how many are missed."""
+    verdicts = [each["met"] for told in all_told for each in told["goals"]]
+    unjudged, missed = (verdicts.count(verdict) for verdict in (None, False))
+    of = f"this and {counted(len(all_told) - 1, 'other model')}" if len(all_told) > 1 else "this model"
+    return f" Of the goals for {of} {len(verdicts) - unjudged} were judged and {unjudged} were not; missed: {missed}."
+
+
+def _summary(told: Told, goals: str) -> str:
     found = next((each for each in told["results"] if each["share"] == 0.41), told["results"][-1])
     disk, over = found["disk"], found["over"]
     ratios = [
@@ -214,8 +223,6 @@ def _summary(told: Told) -> str:
     ]
     swap = over.get(STOCK, {}).get(SWAP)
     with_swap = "" if swap is None else f"; with the kernel's swap it takes {swap['median']:.1f} times stock's"
-    missed = sum(each["met"] is False for each in told["goals"])
-    goals = "" if not missed else f" Of {len(told['goals'])} goals {missed} {'is' if missed == 1 else 'are'} missed."
     return (
         f"A step of a small GPT-2, in {found['cap_bytes'] >> 20:,} MiB for the whole process ({found['share']:.0%} of"
         f" what stock PyTorch takes), takes {' and '.join(ratios) or 'more than that'}{with_swap}"
@@ -232,7 +239,7 @@ def _filled(text: str) -> list[str]:
 def main() -> None:
     """Write the page and the README's paragraph again."""
     told, models = results()
-    readme = between(README.read_text(), BEGIN, END, summary(told))
+    readme = between(README.read_text(), BEGIN, END, summary(told, models))
     (DOCS / "cap.md").write_text(page(told, models))
     README.write_text(readme)
 

@@ -3,7 +3,7 @@ docs/data-limits.json`.
 
 - `index`: 100,000 samples of 1 KiB in ten tar shards, whose headers are in the page cache.
 - `planning` and `resume`: 1,281,152 rows of 1 KiB, memory for a fifth of them; from the begin of an epoch and from its
-  last tenth to the first batch, and how much of that is planning. The rows are a hole in a file, so nothing is read
+  last twentieth to the first batch, and how much of that is planning. The rows are a hole in a file, so nothing is read
   from a disk.
 - `share`: two jobs of two workers each deliver two epochs of 8,192 rows of 8 KiB, with memory for a fifth: as one
   share with one seed, with unlike seeds, and apart with half of the memory each. Reads are counted by the loaders;

@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = "missed-goals.md"
 MARKS = ("**missed**", "**not held**", "not with that peak, by the bound")
+"""As pages spell them; a test finds other spellings."""
 _HEAD = """# Goals that are missed
 
 Made from the pages beside it by `python -m benchmarks.missed_goals > docs/missed-goals.md`; a test compares it. Each
@@ -75,7 +76,7 @@ def _goals(line: str) -> Iterator[str]:
         for part, after in zip(parts, [*parts[1:], ""], strict=True):
             for mark in (mark for mark in MARKS if mark in part):
                 found = part.replace(f": {mark}", "").strip()
-                yield f"{found};{after}".rstrip(".") if after.startswith(" least") else found
+                yield (f"{found};{after}" if after.startswith(" least") else found).rstrip(".")
 
 
 if __name__ == "__main__":

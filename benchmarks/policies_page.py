@@ -202,6 +202,8 @@ def _missing(cells: Sequence[dict[str, Any]]) -> str:
                 by_amounts.setdefault(amounts, {}).setdefault(name, []).append(machine)
     nowhere = [name for name in traces.NAMES if name not in traces_]
     told = [f"{', '.join(nowhere)} on any"] if nowhere else []
+    unused = [machine for machine in MACHINES if machine not in machines]
+    told += [f"any model on {', '.join(unused)}"] if unused else []
     for amounts, by_trace in by_amounts.items():
         on: dict[tuple[str, ...], list[str]] = {}
         for name, where in by_trace.items():

@@ -103,10 +103,10 @@ def start_profile(
     - `smallest`: parameters, buffers and optimizer state smaller than this stay in fast memory.
 
     Raises UsageError if a session is running or an argument is wrong, CapabilityError if this host lacks something,
-    FormatError if a file is damaged or of another kind. After an error nothing has changed.
+    FormatError if a file is damaged or of another kind. After an error nothing has changed, except that a session which
+    `placing` or `sentinel run` began may have ended; it goes on where one of the words above is wrong.
     """
     session = _session()
-    session.leave_to_script()
     request = session.Request(
         fast=fast,
         slow=slow,
@@ -121,6 +121,7 @@ def start_profile(
         keep_slow=keep_slow,
         smallest=smallest,
     )
+    session.leave_to_script(request)
     session.start_profile(model, optimizer, request)
 
 
@@ -233,13 +234,13 @@ def active() -> bool:
     return RUNTIME.sink is not None
 
 
-def need_torch() -> None:
-    """Raises CapabilityError where torch cannot be imported."""
+def need_torch(what: str = "profiling a training step") -> None:
+    """Raises CapabilityError where torch, which `what` needs, cannot be imported."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise CapabilityError(
-            "profiling a training step", f"torch cannot be imported ({error})", "pip install 'sentinel-hm[torch]'"
+            what, f"torch cannot be imported ({error})", "in a checkout: pip install '.[torch]'"
         ) from error
 
 
@@ -257,14 +258,18 @@ _VERBS = {
     "save": ("sentinel.files", "save"),
     "attribute": ("sentinel.core.attribution", "attribute"),
 }
+_PACKAGES = ("data", "integrations")
 
 
 def __getattr__(name: str) -> Any:
-    """The verbs `plan`, `simulate`, `attribute`, `load` and `save`, and `integrations`, imported when first used."""
+    """The verbs `plan`, `simulate`, `attribute`, `load`, `save`, and the packages `data` and `integrations`, imported when
+    first used."""
     from importlib import import_module
 
-    if name == "integrations":
-        return import_module("sentinel.integrations")
+    if name == "data":
+        need_torch("reading training data")
+    if name in _PACKAGES:
+        return import_module(f"sentinel.{name}")
     if name not in _VERBS:
         raise AttributeError(f"module 'sentinel' has no attribute {name!r}")
     module, attribute = _VERBS[name]
@@ -274,7 +279,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """What is meant for use, with what is imported when first used; and not what this file imports for itself."""
     ours = [name for name in globals() if name.startswith("__")]
-    return sorted({*__all__, *_VERBS, "integrations", *ours})
+    return sorted({*__all__, *_VERBS, *_PACKAGES, *ours})
 
 
 __all__ = [

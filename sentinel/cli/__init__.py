@@ -26,7 +26,7 @@ a typical session:
   sentinel compare p.safetensors --machine cxl-m5      how much fast memory is enough
   sentinel run --plan plan.json train.py               apply the plan without profiling
   sentinel estimate train:factory --batch 8            before any run: how much memory, how fast, what to buy
-  sentinel prove                                       an hour: predict and measure every placement here
+  sentinel prove                                       an hour at most: predict and measure placements here
   sentinel data plan photos.tar                        what reading training data in random order costs here
 
 exit codes:

@@ -96,7 +96,7 @@ def build(as_json: bool) -> int:
         probes.torch()
     except probes.Missing as error:
         raise CapabilityError(
-            "compiling the torch shim", f"torch: {error}", "pip install 'sentinel-hm[torch]'"
+            "compiling the torch shim", f"torch: {error}", "in a checkout: pip install '.[torch]'"
         ) from None
     from sentinel.profiler import torch_shim
 
@@ -178,7 +178,10 @@ def speeds(host: Topology, measured: Machine | None) -> list[str]:
         return []
     if measured is not None:
         return [f"speeds: {measured.tiers[0].source}"]
-    return ["speeds: not measured, so migration is planned at memory bandwidth; `sentinel calibrate` measures them"]
+    from sentinel.tiers.presets import GB, MOVER_BYTES_PER_S
+
+    most = f"{MOVER_BYTES_PER_S / GB:g} GB/s"
+    return [f"speeds: not measured, so migration is planned at {most} at most; `sentinel calibrate` measures them"]
 
 
 def emulated_moves(copies: Machine | None) -> str:

@@ -56,7 +56,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--forgiving",
         action=argparse.BooleanOptionalAction,
         help="take a plan that also holds on a worse machine: at most 3%% slower than the best placement that moves"
-        " nothing, with half the link bandwidth, alone or with slow memory 1.5 times as slow (default for sentinel)",
+        " nothing, with half the link bandwidth, alone or with slow memory 1.5 times as slow (default for sentinel,"
+        " but for very large steps)",
     )
     add_pins(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")

@@ -103,6 +103,7 @@ def numbers(run: Run) -> dict[str, Any]:
     last = run.migrations[run.migrations["step"] == run.steps["step"][-1]] if len(run.steps) else run.migrations
     return {
         "kind": run.kind,
+        "steps": len(run.steps),
         "step_ns": run.step_ns,
         "stall_ns_per_step": int(done["stall_ns"][-1]) if len(done) else None,
         "fast_capacity_bytes": run.fast_capacity_bytes,

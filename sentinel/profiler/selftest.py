@@ -138,7 +138,7 @@ def _judged(name: str, samples: PageSamples, first: int) -> SelfTest:
 def _operators() -> SelfTest:
     """One operator, which must be seen to read one tensor and write the other."""
     if importlib.util.find_spec("torch") is None:
-        raise CapabilityError("watching operators", "torch is not installed", "pip install 'sentinel-hm[torch]'")
+        raise CapabilityError("watching operators", "torch is not installed", "in a checkout: pip install '.[torch]'")
     import torch
 
     from sentinel.profiler import operators

@@ -9,7 +9,7 @@ from pathlib import Path
 from sentinel.core.errors import UsageError
 
 HERE = Path(__file__).parent
-REPOSITORY = "git clone the repository, and run `sentinel prove` there"
+CHECKOUT = "run `sentinel prove` in a checkout, after `make venv` or `pip install -e '.[torch,examples]'`"
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ def examples(folder: Path | None = None) -> tuple[Workload, ...]:
     if missing is not None:
         raise UsageError(
             f"there is no {missing}.py beside this installation: the examples are not part of the wheel",
-            f"{REPOSITORY}, or try --quick, which trains two small models",
+            f"{CHECKOUT}, or try --quick, which trains two small models",
         )
     for module in ("transformers", "sklearn"):
         if find_spec(module) is None:
             raise UsageError(
                 f"the examples need {module}, which is not installed",
-                "pip install '.[torch,examples]', or try --quick, which needs neither",
+                f"{CHECKOUT}, or try --quick, which needs neither",
             )
     return tuple(Workload(name, str(folder / f"{name}.py"), step_s, imports) for name, step_s, imports in _EXAMPLES)
 

@@ -135,18 +135,22 @@ def _of_plan(plan: Plan, found: Grades) -> None:
 
 
 def of_run(run: Run) -> Grades:
-    """What a run itself tells."""
-    outcomes, moves = np.bincount(run.migrations["outcome"], minlength=len(OUTCOMES)), len(run.migrations)
-    failed, partial = (int(outcomes[OUTCOMES.index(word)]) for word in ("failed", "partial"))
-    over = int(run.layers["fast_bytes"].max(initial=0)) - run.fast_capacity_bytes
+    """What a run itself tells. Its counters have the steps of a long run whose rows are gone, too."""
+    outcomes, counters = np.bincount(run.migrations["outcome"], minlength=len(OUTCOMES)), run.counters
+    failed = max(int(outcomes[OUTCOMES.index("failed")]), counters.failed)
+    partial = max(int(outcomes[OUTCOMES.index("partial")]), counters.partial)
+    moves = max(len(run.migrations), counters.migrations)
+    # What failed under an earlier plan is counted, but not how much that plan moved.
+    of = "" if counters.steps_before else f" of {moves:,}"
+    over = max(int(run.layers["fast_bytes"].max(initial=0)), counters.fast_peak_bytes) - run.fast_capacity_bytes
     astray, steps = int((~run.steps["in_step"]).sum()), len(run.steps)
     tried = sum(not trial.again for _, trial in run.trials)
     found = Grades([], [], [])
-    placed, slow_over = run.counters.kernel_placed_pages, run.counters.slow_overflow_bytes
+    placed, slow_over = counters.kernel_placed_pages, counters.slow_overflow_bytes
     found.serious.extend(
         holding(
-            (failed, f"{failed} of {moves} migrations failed."),
-            (partial, f"{partial} of {moves} migrations moved only a part of their bytes."),
+            (failed, f"{failed:,}{of} migrations failed."),
+            (partial, f"{partial:,}{of} migrations moved only a part of their bytes."),
             (over > 0, f"The fast tier held up to {format_bytes(over)} more than its budget."),
             (
                 slow_over,

@@ -14,7 +14,6 @@ from sentinel.core.run import REASONS, Run
 from sentinel.core.units import PAGE_BYTES
 from sentinel.reports.outside_plan import coverage, job_memory
 from sentinel.reports.setup import Done, Setup
-from sentinel.system.host_load import HostLoad
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
 """Moved when a plan begins or ends, not in every step."""
@@ -71,7 +70,7 @@ def headline_of(
         "plan_ns": setup.plan_ns,
         **_loads(setup),
         "cpu_ns_profiled": setup.profiled_load.cpu_ns if setup.profiled_load else None,
-        "cpu_ns_per_applied_step": _cpu_a_step(setup.applied_load, executed),
+        "cpu_ns_per_applied_step": _cpu_a_step(setup, executed),
         "mil": _whole(plan.details.get("mil")) if plan else None,
         "cases": _cases(plan, run),
         "steps": len(run.steps) if run else None,
@@ -90,10 +89,13 @@ def _loads(setup: Setup) -> dict[str, float | None]:
     }
 
 
-def _cpu_a_step(load: HostLoad | None, executed: Run | None) -> int | None:
-    """Processor time of all threads for each step since the first applied one."""
-    steps = executed.counters.steps if executed is not None else 0
-    return load.cpu_ns // steps if load is not None and steps else None
+def _cpu_a_step(setup: Setup, executed: Run | None) -> int | None:
+    """Processor time of all threads for each step since the first applied one, whatever plan or shape it was of."""
+    load = setup.applied_load
+    if load is None or executed is None:
+        return None
+    steps = sum(row.steps for row in setup.buckets) or executed.counters.steps + executed.counters.steps_before
+    return load.cpu_ns // steps if steps else None
 
 
 def step_spread(run: Run | None) -> dict[str, int | None]:

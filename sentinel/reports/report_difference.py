@@ -66,11 +66,16 @@ class Difference:
 
     def answer(self) -> str:
         """What the whole of it cost, in a sentence or two."""
-        step_a, step_b = (_step(each.headline) for each in (self.before, self.after))
         told = []
+        applied, predicted = (
+            [_number(each.headline, f"step_ns_{how}") for each in (self.before, self.after)]
+            for how in ("applied", "predicted")
+        )
+        step_a, step_b = applied if all(applied) else predicted  # never one beside the other
         if step_a and step_b:
             ratio = "" if busy(self.before.headline) or busy(self.after.headline) else f" ({step_b / step_a - 1:+.1%})"
-            told.append(f"a step takes {format_ns(step_b)} instead of {format_ns(step_a)}{ratio}")
+            step = "a step takes" if all(applied) else "as predicted, a step takes"
+            told.append(f"{step} {format_ns(step_b)} instead of {format_ns(step_a)}{ratio}")
         fast_a, fast_b = (each.headline.get("fast_capacity_bytes") for each in (self.before, self.after))
         if isinstance(fast_a, int) and isinstance(fast_b, int):
             budgets = f"with {format_bytes(fast_b)} of fast memory"
@@ -84,8 +89,8 @@ class Difference:
         return f"{first[0].upper()}{first[1:]}; {count} changed."
 
 
-def _step(headline: dict[str, Any]) -> float | None:
-    value = headline.get("step_ns_applied") or headline.get("step_ns_predicted")
+def _number(headline: dict[str, Any], name: str) -> float | None:
+    value = headline.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

@@ -180,7 +180,7 @@ _PROBES = (
     _Probe(
         "move_pages",
         probes.move_pages,
-        "in a container: allow the system call move_pages (CAP_SYS_NICE, or another seccomp profile)",
+        "in a container: --security-opt seccomp=unconfined, or a profile that allows the system call move_pages",
         "moving tensors between NUMA nodes",
         "memory",
     ),
@@ -222,7 +222,7 @@ _PROBES = (
     _Probe(
         "torch",
         probes.torch,
-        f"pip install 'sentinel-hm[torch]', or set {versions.UNTESTED_TORCH}=1 to try another release",
+        f"in a checkout: pip install '.[torch]'; or set {versions.UNTESTED_TORCH}=1 to try another release",
         "watching and placing a training job; plans, simulations and reports work without",
         "software",
     ),

@@ -226,7 +226,7 @@ def _codec(compression: str) -> Any:
     try:
         import pyarrow as pa
     except ImportError as error:
-        remedy = "pip install 'sentinel-hm[data]'"
+        remedy = "in a checkout: pip install '.[data]'"
         raise CapabilityError(f"reading shards packed by {compression}", "pyarrow is not installed", remedy) from error
     return pa.Codec(_CODECS[compression])
 

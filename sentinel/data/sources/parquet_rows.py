@@ -155,7 +155,7 @@ def _pyarrow() -> Any:
         import pyarrow as pa
     except ImportError as error:
         raise CapabilityError(
-            "reading Parquet", "pyarrow is not installed", "pip install 'sentinel-hm[data]'"
+            "reading Parquet", "pyarrow is not installed", "in a checkout: pip install '.[data]'"
         ) from error
     return pa
 

@@ -75,13 +75,17 @@ def is_folder(path: str) -> bool:
 
 def files_below(folder: str) -> list[str]:
     """Paths of the files in `folder` and in those below it, sorted; hidden ones are left out. Links are followed, and a
-    folder that several paths lead to is read once."""
+    folder that several paths lead to is read once. Raises FormatError for a folder that cannot be listed."""
+
+    def refused(error: OSError) -> None:
+        raise cannot_be_read(error.filename or folder, "folder", error) from error
+
     found: list[str] = []
     seen: set[str] = set()
     if is_url(folder):
         below = _asked(folder, lambda store, name: [path.removeprefix(name).lstrip("/") for path in store.find(name)])
         found = [f"{folder.rstrip('/')}/{path}" for path in below if not f"/{path}".count("/.")]
-    for where, folders, names in () if is_url(folder) else os.walk(folder, followlinks=True):
+    for where, folders, names in () if is_url(folder) else os.walk(folder, onerror=refused, followlinks=True):
         if (real := os.path.realpath(where)) in seen:
             folders.clear()
             continue

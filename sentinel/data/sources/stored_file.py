@@ -191,7 +191,7 @@ def _store_of(url: str) -> tuple[Any, str]:
 
         store, name = url_to_fs(url)
     except ImportError as error:
-        remedy = "pip install 'sentinel-hm[data]', and what fsspec needs for this store"
+        remedy = "in a checkout: pip install '.[data]', and what fsspec needs for this store"
         raise CapabilityError(f"reading {scheme}:// URLs", _said(error), remedy) from error
     except ValueError as error:
         raise FormatError(url, "URL", f"cannot be read: {_said(error)}; check its scheme") from error

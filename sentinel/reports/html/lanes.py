@@ -12,6 +12,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, REASONS, Run
 from sentinel.core.trace import LayerId
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.headline import moves_of_steps
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, time_ticks
 
 MAX_SHOWN = 1500
@@ -39,7 +40,8 @@ def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId], keys: Callable
     if step is None:
         return ""
     bands = run.layers[run.layers["step"] == step]
-    moves = run.migrations[run.migrations["step"] == step]
+    moves = moves_of_steps(run)
+    moves = moves[moves["step"] == step]
     never = moves["outcome"] == OUTCOMES.index("skipped")  # each is drawn where it was given up
     moves["start_ns"][never] = moves["stop_ns"][never]
     if not len(bands) or not len(moves):
@@ -82,8 +84,9 @@ def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId], keys: Callable
 
 
 def typical_step(run: Run) -> int | None:
-    """Of the steps that ran as planned and migrated, the one whose time is nearest the median; the last of equals."""
-    rows = run.steps[run.steps["in_step"] & np.isin(run.steps["step"], run.migrations["step"])]
+    """Of the steps that ran as planned and have migrations, other than those done once only, the one whose time is
+    nearest the median; the last of equals."""
+    rows = run.steps[run.steps["in_step"] & np.isin(run.steps["step"], moves_of_steps(run)["step"])]
     if not len(rows):
         return None
     off = np.abs(rows["duration_ns"] - np.median(rows["duration_ns"]))

@@ -82,7 +82,7 @@ def _tensor_of(block: NDArray[Any], plan: Plan | None, names: Sequence[str]) -> 
 
 
 def _text(report: Document[Facts]) -> TextTable:
-    frame, steps = report.tables["migrations"], report.facts.headline["steps"]
+    frame = report.tables["migrations"]
     if not len(frame):
         return NO_TEXT
     groups = frame.groupby(_KEYS, dropna=False, sort=True)["nbytes"].agg(["count", "sum"])
@@ -91,8 +91,7 @@ def _text(report: Document[Facts]) -> TextTable:
         source, target, reason, outcome = (str(part) for part in key)  # type: ignore[attr-defined]
         word = "planned" if outcome == "<NA>" else outcome
         rows.append((f"{source} → {target}", reason, word, str(int(row["count"])), format_bytes(float(row["sum"]))))
-    over = f"over {counted(steps, 'step')}" if steps else "planned for each step"
-    return TextTable(f"{TITLE}, {over}", rows)
+    return TextTable(f"{TITLE}, {_when(report)}", rows)
 
 
 def _html(report: Document[Facts]) -> str:
@@ -115,10 +114,13 @@ def _html(report: Document[Facts]) -> str:
         ("nbytes", "bytes to move", format_bytes),
         ("moved", "bytes moved", format_bytes),
     ]
-    steps = frame["step"].nunique()
-    return table(
-        summary, columns, f"Migrations over {counted(steps, 'step')}" if steps else "Migrations planned for each step"
-    )
+    return table(summary, columns, f"{TITLE} {_when(report)}")
+
+
+def _when(report: Document[Facts]) -> str:
+    """Of how many steps the rows are, those included that moved nothing; or that nothing ran."""
+    steps = report.facts.headline["steps"]
+    return f"over {counted(steps, 'step')}" if steps else "planned for each step"
 
 
 def _timeline(report: Document[Facts]) -> str:
