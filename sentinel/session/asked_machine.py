@@ -33,18 +33,22 @@ def available_bytes(request: Request, machine: Machine) -> int:
 def _allowed(machine: Machine) -> Machine:
     """`machine`, its fast tier without a node where memory policies are refused, as containers do.
 
-    Raises CapabilityError if a slow tier needs them.
+    Raises CapabilityError if a slow tier needs them, or the system call that moves pages, and it is refused.
     """
     if machine.fast.node is None:
         return machine
+    on_nodes = any(tier.kind == "node" for tier in machine.tiers[1:])
     try:
         probes.mbind()
+        if on_nodes:
+            probes.move_pages()
     except (NativeError, CapabilityError, probes.Missing) as error:
-        if any(tier.kind == "node" for tier in machine.tiers[1:]):
+        if on_nodes:
             raise CapabilityError(
                 f"placing memory on the nodes of {machine.name}",
                 str(error),
-                'allow memory policies (docker: --cap-add SYS_NICE), or use slow="emulated:cxl-asic-x8"',
+                "allow mbind, get_mempolicy and move_pages (docker: --security-opt seccomp=unconfined, or a profile with"
+                ' these), or use slow="emulated:cxl-asic-x8"',
             ) from error
         return replace(machine, tiers=(replace(machine.fast, node=None), *machine.tiers[1:]))
     return machine

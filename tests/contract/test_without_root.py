@@ -177,9 +177,11 @@ def test_root_of_a_user_namespace_has_rights_that_do_not_count() -> None:
         assert "namespace" in rights[name]["why"]
 
 
-def test_a_slow_node_needs_memory_policies_and_says_so_before_anything_is_changed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("call", ["mbind", "move_pages"])
+def test_a_slow_node_needs_system_calls_and_says_so_before_anything_is_changed(
+    call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Docker's default profile allows the one with CAP_SYS_NICE, and never the other."""
     from sentinel.core.errors import CapabilityError, NativeError
     from sentinel.session.asked_machine import machine_of
     from sentinel.session.request import Request
@@ -187,22 +189,23 @@ def test_a_slow_node_needs_memory_policies_and_says_so_before_anything_is_change
     from tests.builders import MIB, make_machine
 
     def refused() -> str:
-        raise NativeError("mbind", 1)
+        raise NativeError(call, 1)
 
-    monkeypatch.setattr(probes, "mbind", refused)
+    for name in ("mbind", "move_pages"):
+        monkeypatch.setattr(probes, name, refused if name == call else str)
     described = make_machine(8 * MIB)
     on_nodes = dataclasses.replace(
         described,
         tiers=tuple(dataclasses.replace(tier, kind="node", node=number) for number, tier in enumerate(described.tiers)),
     )
     monkeypatch.setattr("sentinel.tiers.machine_for", lambda slow: on_nodes)
-    with pytest.raises(CapabilityError, match="SYS_NICE"):
+    with pytest.raises(CapabilityError, match=f"{call}: .*; allow mbind, get_mempolicy and move_pages"):
         machine_of(Request(slow="numa:1"))
     emulated = dataclasses.replace(
         on_nodes, tiers=(on_nodes.tiers[0], dataclasses.replace(described.tiers[1], kind="emulated"))
     )
     monkeypatch.setattr("sentinel.tiers.machine_for", lambda slow: emulated)
-    assert machine_of(Request(slow="emulated:cxl-asic-x8")).fast.node is None
+    assert (machine_of(Request(slow="emulated:cxl-asic-x8")).fast.node is None) == (call == "mbind")
 
 
 def test_where_faults_may_not_be_counted_the_page_tables_tell_to_the_page() -> None:
