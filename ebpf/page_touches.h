@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Records that page_touches.bpf.c shares with user space (sentinel/profiler/pages/bpf_maps.py mirrors it). */
+/* Records that page_touches.bpf.c shares with user space (sentinel/profiler/pages/ebpf.py mirrors it). */
 #ifndef PAGE_TOUCHES_H
 #define PAGE_TOUCHES_H
 

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1]
 
 
 def _module(name: str, extra: str) -> Callable[[], str]:
-    return lambda: "" if importlib.util.find_spec(name) else f"pip install 'sentinel-hm[{extra}]'"
+    return lambda: "" if importlib.util.find_spec(name) else f"pip install '.[{extra}]'"
 
 
 def _program(*names: str, package: str) -> Callable[[], str]:

@@ -16,7 +16,7 @@ from sentinel.core.page_ranges import _MOST_BINS, LEAST_PAGES, _grow
 from sentinel.core.page_runs import pages_of_runs
 from sentinel.core.page_touches import RANGED_PAGES, complete
 from sentinel.core.profile import ACCESS_DTYPE, Profile
-from sentinel.core.trace import PAGE_RUN_DTYPE, Quality, Trace
+from sentinel.core.trace import LEAST_GRANULES, PAGE_RUN_DTYPE, Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 
 
@@ -28,7 +28,8 @@ def attribute(trace: Trace) -> Profile:
     found = entities(trace, circle)
     used = set(zip(plain.accesses["extent"].tolist(), plain.accesses["layer"].tolist(), strict=True))
     rows, touches = attribute_pages(trace, found, used)
-    accesses = _with_pages(plain.accesses, rows, touches, plain.tensors, circle.length)
+    watched = np.array([all(trace.tensors[member].managed for member in entity.members) for entity in found], bool)
+    accesses = _with_pages(plain.accesses, rows, touches, plain.tensors, watched, circle.length)
     own = plain.tensors["persistent"] & plain.tensors["managed"]
     if complete(trace.quality):
         attribution._bound_by_pages(accesses, own[accesses["extent"]])
@@ -145,9 +146,12 @@ def ranges(rows: NDArray[Any], touches: Touches, pages_of: NDArray[np.int64], qu
     rows, owner, page = rows[order], owner[order], page[order]
     found = [np.zeros(0, RANGE_DTYPE)]
     together = max(quality.granularity_bytes // PAGE_BYTES, 1)
+    large = quality.large_granularity_bytes // PAGE_BYTES
     for entity in np.unique(owner).tolist():
         low, high = np.searchsorted(owner, [entity, entity + 1])
-        found.append(_ranges_of(entity, rows[low:high], page[low:high], int(pages_of[entity]), together))
+        n_pages = int(pages_of[entity])
+        at_once = max(together, large) if n_pages >= LEAST_GRANULES * large else together
+        found.append(_ranges_of(entity, rows[low:high], page[low:high], n_pages, at_once))
     return np.concatenate(found)
 
 
@@ -196,7 +200,12 @@ def _patterns(page: NDArray[np.int64], layer: NDArray[np.int64]) -> list[NDArray
 
 
 def _with_pages(
-    accesses: NDArray[Any], rows: NDArray[Any], touches: Touches, tensors: NDArray[Any], length: int
+    accesses: NDArray[Any],
+    rows: NDArray[Any],
+    touches: Touches,
+    tensors: NDArray[Any],
+    watched: NDArray[np.bool_],
+    length: int,
 ) -> NDArray[Any]:
     """`accesses` with the pages touched; what only the page tracker saw gets rows of its own."""
     known = touches.owner >= 0
@@ -222,8 +231,9 @@ def _with_pages(
     merged["pages_touched"] = merged["pages_written"] = 0
     merged["pages_touched"][at] = touched
     merged["pages_written"][at] = np.where(blind, -1, written)
-    # None of its own does not say that it touched none, where its pages had been touched before.
-    hidden = np.isin(merged["extent"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
+    # None of its own does not say that it touched none, where nobody watched or its pages had been touched before.
+    hidden = ~watched[merged["extent"]]
+    hidden |= np.isin(merged["extent"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
     hidden &= merged["pages_touched"] == 0
     merged["pages_touched"][hidden] = merged["pages_written"][hidden] = -1
     return merged

@@ -96,7 +96,7 @@ def _threads(asked: Sequence[int] | None, most: int, quick: bool) -> tuple[int, 
 def _nbytes(host: Topology, nodes: Sequence[int], asked: int | None, threads: int) -> int:
     free_bytes, where = min((_free_bytes(host, node), f"node {node}") for node in nodes)
     limit_bytes = limits.room_bytes()
-    if limit_bytes is not None and limit_bytes < free_bytes:
+    if limit_bytes is not None and limit_bytes <= free_bytes:
         free_bytes, where = limit_bytes, "this process's memory cgroup"
     room = max((free_bytes - HEADROOM_BYTES) // REGIONS, 0)
     least = max(LEAST_BYTES, threads * HUGE_BYTES)
@@ -122,4 +122,4 @@ def _nbytes(host: Topology, nodes: Sequence[int], asked: int | None, threads: in
 
 def _free_bytes(host: Topology, number: int) -> int:
     node = host.node(number)
-    return node.free_bytes if node is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return node.free_bytes if node is not None else limits.available_bytes()

@@ -51,7 +51,8 @@ def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
         pages = PageTouches(trace, found, used)
         touches = pages.summed()
         page_touches = touches.layers
-        accesses = _with_pages(accesses, touches, tensors, circle.length)
+        watched = np.array([all(trace.tensors[i].managed for i in e.members) for e in found], bool)
+        accesses = _with_pages(accesses, touches, tensors, watched, circle.length)
         own = tensors["persistent"] & tensors["managed"]  # their pages are theirs alone, and the same in each step
         if complete(trace.quality):
             _bound_by_pages(accesses, own[accesses["extent"]])
@@ -134,8 +135,13 @@ def _union_bytes(group: NDArray[Any], offset: NDArray[Any], nbytes: NDArray[Any]
     return total
 
 
-def _with_pages(accesses: NDArray[Any], touches: Touches, tensors: NDArray[Any], length: int) -> NDArray[Any]:
-    """`accesses` with the pages touched; what only the page tracker saw gets rows of its own."""
+def _with_pages(
+    accesses: NDArray[Any], touches: Touches, tensors: NDArray[Any], watched: NDArray[np.bool_], length: int
+) -> NDArray[Any]:
+    """`accesses` with the pages touched; what only the page tracker saw gets rows of its own.
+
+    `watched`: (n,) of each tensor, whether it lies in memory that page trackers watch.
+    """
     rows = touches.rows
     key = rows["tensor"] * length + rows["layer"]
     touched, written, blind = rows["pages"], rows["written"], rows["blind"]
@@ -156,8 +162,9 @@ def _with_pages(accesses: NDArray[Any], touches: Touches, tensors: NDArray[Any],
     merged["pages_touched"] = merged["pages_written"] = 0
     merged["pages_touched"][at] = touched
     merged["pages_written"][at] = np.where(blind, -1, written)
-    # None of its own does not say that it touched none, where its pages had been touched before.
-    hidden = np.isin(merged["extent"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
+    # None of its own does not say that it touched none, where nobody watched or its pages had been touched before.
+    hidden = ~watched[merged["extent"]]
+    hidden |= np.isin(merged["extent"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
     hidden &= merged["pages_touched"] == 0
     merged["pages_touched"][hidden] = merged["pages_written"][hidden] = -1
     return merged

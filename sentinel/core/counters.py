@@ -22,7 +22,7 @@ _TROUBLES = (
 
 @dataclass(slots=True)
 class Counters:
-    """Totals of a run; 0 is none. A simulated run counts the three cases only.
+    """Totals of a run; 0 is none. A simulated run counts the three cases only, of its last step.
 
     `stayed`: name of an errno -> pages that did not move because of it; on an emulated tier, transfers.
     """

@@ -14,7 +14,7 @@ from sentinel.core.extents import RANGE_DTYPE
 from sentinel.core.lifetimes import Entity
 from sentinel.core.page_ranges import cut_pages
 from sentinel.core.page_runs import RunIndex, Runs, cut
-from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality, Trace
+from sentinel.core.trace import LEAST_GRANULES, SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 
 RANGED_PAGES = 64
@@ -122,6 +122,7 @@ class PageTouches:
         rows = touches.rows[pages_of[touches.rows["tensor"]] >= RANGED_PAGES]
         found = [np.zeros(0, RANGE_DTYPE)]
         together = max(quality.granularity_bytes // PAGE_BYTES, 1)
+        large = quality.large_granularity_bytes // PAGE_BYTES
         claims = lru_cache(maxsize=4)(self._tenants.claims)
         cuts = np.flatnonzero(np.diff(rows["tensor"])) + 1
         for mine in np.split(rows, cuts) if len(rows) else ():
@@ -133,7 +134,8 @@ class PageTouches:
                 (layer, self._of(entity, layer, claims(layer) if contested else None))
                 for layer, contested in zip(mine["layer"].tolist(), mine["contested"].tolist(), strict=True)
             ]
-            found.append(_ranges_of(entity, layers, n_pages, together))
+            at_once = max(together, large) if n_pages >= LEAST_GRANULES * large else together
+            found.append(_ranges_of(entity, layers, n_pages, at_once))
         return np.concatenate(found)
 
     def _of(self, entity: int, layer: int, claims: NDArray[np.int64] | None) -> Runs:

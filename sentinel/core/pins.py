@@ -70,10 +70,9 @@ class Pins:
     def idle(self, profile: Profile) -> tuple[str, ...]:
         """Patterns that name nothing that lives across steps and can be placed."""
         t = profile.tensors
-        there = [profile.names[row] for row in np.flatnonzero(t["managed"] & t["persistent"]).tolist()]
-        exact = set(there)
-        rest = [pattern for pattern in dict.fromkeys((*self.fast, *self.slow)) if pattern not in exact]
-        return tuple(pattern for pattern in rest if not any(fnmatchcase(name, pattern) for name in there))
+        there = {profile.names[row] for row in np.flatnonzero(t["managed"] & t["persistent"]).tolist()}
+        rest = [pattern for pattern in dict.fromkeys((*self.fast, *self.slow)) if pattern not in there]
+        return tuple(p for p in rest if not (_is_wild(p) and any(fnmatchcase(name, p) for name in there)))
 
     def with_names(self, fast: Iterable[str] = (), slow: Iterable[str] = ()) -> Pins:
         """These pins, and those of further names."""
@@ -92,13 +91,18 @@ class Names:
     def __init__(self, patterns: Iterable[str]) -> None:
         every = tuple(patterns)
         self._exact = frozenset(every)
-        self._wild = tuple(pattern for pattern in every if any(sign in pattern for sign in "*?["))
+        self._wild = tuple(filter(_is_wild, every))
 
     def naming(self, name: str) -> str:
         """`name` itself if it is one of them, else the first that matches it; "" if none does."""
         if name in self._exact:
             return name
         return next((pattern for pattern in self._wild if fnmatchcase(name, pattern)), "")
+
+
+def _is_wild(pattern: str) -> bool:
+    """Whether it can match other names than itself."""
+    return any(sign in pattern for sign in "*?[")
 
 
 def pins_of(details: Mapping[str, Any]) -> Pins:

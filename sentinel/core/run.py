@@ -57,7 +57,7 @@ STEP_DTYPE = np.dtype(
         ("duration_ns", "<i8"),
         ("stall_ns", "<i8"),
         ("fast_peak_bytes", "<i8"),
-        ("unmanaged_bytes", "<i8"),  # most that fell back to malloc at one time
+        ("unmanaged_bytes", "<i8"),  # most that fell back to malloc at one time, since the plan was applied
         ("in_step", "?"),  # every tick came as planned
     ]
 )

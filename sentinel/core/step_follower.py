@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from sentinel.core.errors import UsageError
-from sentinel.core.layer_cycle import CycleChangeDetector, LayerCycle, Tick
+from sentinel.core.layer_cycle import MOST_TICKS, CycleChangeDetector, LayerCycle, Tick
 from sentinel.core.trace import LayerId
 
 STEPS_BETWEEN_CHANGES = 100
@@ -142,11 +142,16 @@ class StepFollower:
     # ---- which cycle is followed ------------------------------------------------------------------------
 
     def require_end(self, most: int) -> None:
-        """Raises UsageError where the profiled step has gone on for more than `most` optimizer steps."""
-        if not self.layers and len(self._recorded_boundaries) > most:
+        """Raises UsageError where the profiled step has gone on for more than `most` optimizer steps, or for more
+        than MOST_TICKS layers without one."""
+        if self.layers:
+            return
+        steps = len(self._recorded_boundaries)
+        ticks = len(self._recorded) - (self._recorded_boundaries or [0])[-1]
+        if steps > most or ticks > MOST_TICKS:
+            found = f"{steps} optimizer steps" if steps > most else f"{ticks} layers"
             raise UsageError(
-                f"the profiled step has gone on for {len(self._recorded_boundaries)} optimizer steps",
-                "call sentinel.end_profile() at the end of the first one",
+                f"the profiled step has gone on for {found}", "call sentinel.end_profile() where the first step ends"
             )
 
     def learn(self) -> tuple[LayerId, ...]:
@@ -219,9 +224,9 @@ class StepFollower:
         self._detector = CycleChangeDetector(change)
 
     def keep_change(self) -> None:
-        """A step of the new cycle was recorded and planned."""
+        """A step of the new cycle, if there is one, was recorded and planned."""
+        self.n_changes += self._before is not None
         self._before, self._detector = None, None
-        self.n_changes += 1
 
     def undo_change(self) -> None:
         """The new cycle got no plan: follow the one before, out of step until its first tick."""

@@ -88,6 +88,8 @@ class TensorInfo:
 
 ESTIMATED = "estimate"
 """Tracker of what was never run: its profile was made from shapes."""
+LEAST_GRANULES = 4
+"""In a tensor that is watched by granules instead of pages."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Quality:
     `counts`: the unit (`touched layers`, `faults`, `operator accesses`). `sees`: of `reads`, `writes`.
     `period`: one of so many events was counted. `lost`, `late`: events. `overhead_ns`: tracker's own time in the step;
     `layer_overhead_ns`: of it, in each layer, empty where that is not known.
+    `granularity_bytes`: what counts as touched together; `large_granularity_bytes`: the same in tensors of at least
+    LEAST_GRANULES times as much, 0 where these are watched like all others.
     """
 
     tracker: str
@@ -108,6 +112,7 @@ class Quality:
     overhead_ns: int = 0
     layer_overhead_ns: tuple[int, ...] = ()
     granularity_bytes: int = 1
+    large_granularity_bytes: int = field(default=0, metadata={"sparse": True})
     blind_to: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -17,6 +17,8 @@ _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW: Python names them from 3.13 on
 _PART = 1 << 30
 """Bytes whose pages the kernel is asked about at once: 3 MB of addresses and answers."""
+_AT_ONCE = 16 << 20
+"""Bytes that one call reserves: older kernels take all of a call back, and it begins anew, if a signal comes in it."""
 
 
 def new_memory(nbytes: int, folder: str = "") -> int:
@@ -56,9 +58,11 @@ def is_sealed(descriptor: int) -> bool:
 
 
 def reserve(descriptor: int, at: int, nbytes: int) -> None:
-    """These bytes are there from now on. Raises UsageError where there is no room for them."""
+    """These bytes are there from now on. Raises UsageError where there is no room for them; some of them may be there
+    then."""
     try:
-        os.posix_fallocate(descriptor, at, nbytes)
+        for begin in range(at, at + nbytes, _AT_ONCE):
+            os.posix_fallocate(descriptor, begin, min(_AT_ONCE, at + nbytes - begin))
     except OSError as error:
         raise UsageError(
             f"{format_bytes(nbytes)} of memory for samples cannot be reserved ({error.strerror})", "give less memory="

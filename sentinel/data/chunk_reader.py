@@ -1,10 +1,10 @@
 """The reader of a job: carries a staging out, chunk by chunk, into the arena that the job's workers copy from.
 
 One thread decides: it gives pages to the samples of the next read, as soon as there are enough, and takes pages back
-whose last position was copied. Reads begin in the order of the plan, so those that are placed early can't take the room
-of one that is needed before them: whatever the workers do, the next read finds room once all positions before it were
-copied. Other threads read, several chunks at once, and put samples where they belong. A read that fails is tried again;
-if it still fails, its samples are marked as lost, and the reader goes on with the next one.
+once all positions of their sample were copied. Reads begin in the order of the plan, so those that are placed early
+can't take the room of one that is needed before them: whatever the workers do, the next read finds room once all
+positions before it were copied. Other threads read, several chunks at once, and put samples where they belong. A read
+that fails is tried again; if it still fails, its samples are marked as lost, and the reader goes on with the next one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _WAIT_FOR_OTHERS_S = 2e-3
 """In place of the longest wait: the bell tells of copies of this job only."""
 _FAILED_IN_A_ROW = 3
 """After 3 reads in a row that failed, each further one is tried once."""
+LONGEST_READ_S = 60.0
+"""How long a read may take before it counts as one that never ends."""
 
 
 def reads_in_flight(workers: int) -> int:
@@ -97,17 +99,25 @@ class ChunkReader:
         self._state.wait_for_others()
 
     def start(self) -> None:
-        """Reads in threads of this process, from where it was paused."""
+        """Reads in threads of this process, from where it was paused. Where one cannot be started, raises RuntimeError,
+        with none left, and nothing is read until `begin`."""
         state = self._state
         state.stopping.clear()
         queue: SimpleQueue[_Read | None] = SimpleQueue()
         slots = threading.Semaphore(self._in_flight)
-        threads = [ReadingThread("sentinel reader", state.stopping, state.decide, queue, slots, self._in_flight)]
-        for _ in range(self._in_flight):
-            threads.append(ReadingThread("sentinel reader", state.stopping, state.read, queue, slots))
-        self._threads = threads
-        for thread in threads:
-            thread.start()
+        n, name = self._in_flight, "sentinel reader"
+        self._threads = [ReadingThread(name, state.stopping, state.read, queue, slots) for _ in range(n)]
+        self._threads.append(ReadingThread(name, state.stopping, state.decide, queue, slots, n))
+        try:
+            for thread in self._threads:  # who decides comes last: no read begins before all threads run
+                thread.start()
+        except BaseException as error:
+            state.fail(error)
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            for _ in range(n):
+                queue.put(None)
+            self.pause()
+            raise
 
     def pause(self) -> None:
         """No thread of it runs any more, and reads that had begun are done. To fork, and to end."""
@@ -150,8 +160,8 @@ class _Reading:
         self.arena, self.files, self.alive = arena, files, alive
         self.waited_s = 0.0
         """By jobs that share the arena for one another, in this epoch."""
-        self.under_way: set[int] = set()
-        """Reads that were begun and are not done."""
+        self.under_way: dict[int, float] = {}
+        """Reads that were begun and are not done, and when they were."""
         self.stopping = threading.Event()
         self.log = ReadLog()
         self.error: BaseException | None = None
@@ -195,6 +205,8 @@ class _Reading:
         self.staging, self.error, self.failed_in_a_row = staging, None, 0
         self.next_read, self.low = 0, 0
         self.seen = np.zeros(staging.n_positions, np.bool_)
+        self.uses_left = np.bincount(staging.stay_at[staging.stay_at >= 0], minlength=n_stays)
+        """(n_stays,) Positions that each serves and that were not seen to be copied."""
         self.used_up = np.zeros(0, np.int64)
         self.waited_s = 0.0
         self.under_way.clear()
@@ -271,21 +283,41 @@ class _Reading:
                         break
                     began = time.monotonic()
                     self.arena.wait(_LONGEST_WAIT_S if len(self.joined()) == 1 else _WAIT_FOR_OTHERS_S)
+                    self.beat()
                     self.part(int(staging.read_due[self.next_read]), time.monotonic() - began)
                     continue
-                while not slots.acquire(timeout=0.1) and self.error is None:
-                    pass
+                if not self._slot(slots):
+                    self.first_page[read.stays] = -1
+                    self.free.give_back(read.pages)
+                    break
                 with self._lock:
-                    self.under_way.add(read.number)
+                    self.under_way[read.number] = time.monotonic()
                     self.next_read += 1
                 queue.put(read)
                 if self.stopping.is_set():
                     break
         except BaseException as error:
             self.fail(error)
-        finally:
-            for _ in range(threads):
-                queue.put(None)
+        for _ in range(threads):
+            queue.put(None)
+        for _ in range(threads):  # all slots are free once the last read is done
+            while self.error is None and not slots.acquire(timeout=_LONGEST_WAIT_S):
+                self.beat()
+
+    def _slot(self, slots: threading.Semaphore) -> bool:
+        """Waits until one more chunk may be read. False if none is to be read any more."""
+        while not slots.acquire(timeout=_LONGEST_WAIT_S):
+            if self.stopping.is_set() or self.error is not None:
+                return False
+            self.beat()
+        return True
+
+    def beat(self) -> None:
+        """Who waits for a sample sees that a read goes on, unless it takes too long."""
+        begun_after = time.monotonic() - LONGEST_READ_S
+        with self._lock:
+            if any(began > begun_after for began in self.under_way.values()):
+                self.arena.counters[PULSE] += np.uint64(1)
 
     def _placed(self, staging: Staging, number: int) -> _Read | None:
         """The read with pages for its samples; None if there are too few. Samples that nobody needs any more, for they
@@ -293,7 +325,7 @@ class _Reading:
         first, stop = int(staging.first_stay[number]), int(staging.first_stay[number + 1])
         stays = np.arange(first, stop)
         until = staging.stay_until[first:stop]
-        stays = stays[(until >= staging.n_positions) | ~self.seen[np.minimum(until, staging.n_positions - 1)]]
+        stays = stays[(until >= staging.n_positions) | (self.uses_left[first:stop] > 0)]
         counts = self._counts(staging, stays)
         needed = int(counts.sum())
         if needed > self.free.free:
@@ -318,7 +350,7 @@ class _Reading:
                 self.fail(error)
             finally:
                 with self._lock:
-                    self.under_way.discard(read.number)
+                    self.under_way.pop(read.number, None)
                     self.say_done()
                 slots.release()
 
@@ -355,16 +387,18 @@ class _Reading:
         return found
 
     def look(self, staging: Staging) -> None:
-        """Frees what was copied for its last position."""
+        """Frees what was copied for each of its positions."""
         stop = min(self.low + _LOOKED_AT, staging.n_positions)
         seen = self.seen[self.low : stop]
         new = np.flatnonzero(self.copied(self.low, stop) & ~seen)
         if len(new):
             seen[new] = True
-            positions = new + self.low
-            stays = staging.stay_at[positions]
-            last = stays[(stays >= 0) & (staging.stay_until[np.maximum(stays, 0)] == positions)]
-            self.used_up = np.concatenate([self.used_up, last])
+            stays = staging.stay_at[new + self.low]
+            stays = stays[stays >= 0]
+            np.subtract.at(self.uses_left, stays, 1)  # two positions may have one stay, and be copied in any order
+            stays = np.unique(stays)
+            done = (self.uses_left[stays] == 0) & (staging.stay_until[stays] < staging.n_positions)
+            self.used_up = np.concatenate([self.used_up, stays[done]])
             unseen = np.flatnonzero(~seen)
             self.low = self.low + int(unseen[0]) if len(unseen) else stop
             self.arena.counters[PULSE] += np.uint64(1)

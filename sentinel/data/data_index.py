@@ -116,9 +116,9 @@ def index(source: Paths | RecordFiles, path: str | os.PathLike[str] | None = Non
 
 
 def open_data(source: Paths | RecordFiles, index_path: str | os.PathLike[str] | None = None) -> DataFiles:
-    """The data set, with the index that is kept, or one made now and kept in the cache.
+    """The data set, with the index beside it or in the cache, or with one made now and kept in the cache.
 
-    Raises FormatError for a file that changed since it was indexed, and what `index` raises.
+    Raises FormatError for a file that changed since each of its indexes was made, and what `index` raises.
     """
     paths, made = _format_of(source)
     root = _root_of(paths)
@@ -127,19 +127,28 @@ def open_data(source: Paths | RecordFiles, index_path: str | os.PathLike[str] | 
         layout = _loaded(Path(index_path), names, made)
         if layout is None:
             raise FormatError(index_path, "layout", "is the index of other files; run `sentinel data index` on these")
-    else:
-        cached = cache_folder() / "data" / _cached(made, paths, root)
-        places = (Path(root) / _name(made, paths, root, ""), cached)
-        layout = next((found for place in places if (found := _kept(place, names, made)) is not None), None)
+        _unchanged(layout, root)
+        return DataFiles(layout, root, made)
+    cached = cache_folder() / "data" / _cached(made, paths, root)
+    stale: FormatError | None = None
+    for place in (Path(root) / _name(made, paths, root, ""), cached):
+        layout = _kept(place, names, made)
         if layout is None:
-            layout = _scanned(paths, root, made)
-            try:
-                cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _keep(layout, cached)
-            except (OSError, FormatError):
-                pass  # a cache that cannot be written: the next job indexes again
+            continue
+        try:
+            _unchanged(layout, root)
+        except FormatError as error:
+            stale = stale or error  # the other place may have an index that was made since
+        else:
             return DataFiles(layout, root, made)
-    _unchanged(layout, root)
+    if stale is not None:
+        raise stale
+    layout = _scanned(paths, root, made)
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _keep(layout, cached)
+    except (OSError, FormatError, UsageError):
+        pass  # a cache, or an index, that cannot be written: the next job indexes again
     return DataFiles(layout, root, made)
 
 
@@ -227,7 +236,7 @@ def _names(paths: Sequence[str], root: str) -> tuple[str, ...]:
 
 
 def _name(source: Source, paths: Sequence[str], root: str, more: str) -> str:
-    state = hashlib.sha256(f"{source.kind}\0{more}\0".encode())
+    state = hashlib.sha256(f"{source.kind}\0{more}\0".encode("utf-8", "surrogateescape"))
     for name in _names(paths, root):
         state.update(name.encode("utf-8", "surrogateescape") + b"\0")
     return f".sentinel-layout-{state.hexdigest()[:16]}.safetensors"
@@ -284,9 +293,9 @@ def _is_text(name: str) -> bool:
 def _kept(path: Path, names: tuple[str, ...], source: Source) -> Layout | None:
     """The layout at `path`, None if there is none for these files. One that cannot be read is warned of."""
     try:
-        return _loaded(path, names, source) if path.exists() else None
+        return _loaded(path, names, source) if os.path.exists(path) else None  # False where a folder may not be entered
     except FormatError as error:
-        warnings.warn(f"this index is not used: {error}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"this index is not used: {error}", RuntimeWarning, stacklevel=3)
         return None
 
 

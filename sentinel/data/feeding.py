@@ -195,8 +195,9 @@ class FileFeeding:
     def _planned(self, order: Order, epoch: int, begun: Begun | None, before: Staging | None) -> Staging:
         """The staging of an epoch; `before`: that of the epoch before, whose kept samples are in the arena still."""
         n, ahead = self._layout.n_samples, epochs_ahead(self._layout, order, self.samples.room)
-        now, following, *later = (permutation(n, order, epoch + number) for number in range(1 + ahead))
-        return plan(self._layout, order, self.samples.room, Epoch(now, following, begun, tuple(later)), before)
+        later = (permutation(n, order, epoch + number) for number in range(2, 1 + ahead))
+        known = Epoch(permutation(n, order, epoch), permutation(n, order, epoch + 1), begun, later)
+        return plan(self._layout, order, self.samples.room, known, before)
 
     def start(self) -> None:
         """Read, in threads of this process."""

@@ -162,7 +162,8 @@ class ImportanceLoader(Loader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As Loader's. Raises UsageError also for the state of another Importance."""
-        mine, losses = asdict(self._selecting.importance), None
+        mine = asdict(self._selecting.importance)
+        told: NDArray[np.float16] | None = None
         if isinstance(state, dict):
             if state.get("order") != KIND:
                 raise UsageError(f"the state is of order={state.get('order')!r}", "make a loader of this order")
@@ -171,10 +172,11 @@ class ImportanceLoader(Loader):
             losses = state.get("losses")
             if not isinstance(losses, torch.Tensor) or losses.shape != self._selecting.losses.shape:
                 raise UsageError("the losses of the state are damaged", "give what state_dict() returned")
+            told = losses.detach().cpu().to(torch.float16).numpy()
             state = {**state, "order": self._order.kind}
         super().load_state_dict(state)
-        assert losses is not None
-        self._selecting.losses[:] = losses.to(torch.float16).numpy()
+        assert told is not None
+        self._selecting.losses[:] = told
 
 
 def selecting(

@@ -186,9 +186,11 @@ class Samples(FetchedSamples):
 
     def after_fork(self) -> None:
         """In the parent."""
-        if self._reads:
-            self._feeding.start()
-        self._lock.release()
+        try:
+            if self._reads:
+                self._feeding.start()
+        finally:
+            self._lock.release()
 
 
 class OrderSampler(Sampler[int]):

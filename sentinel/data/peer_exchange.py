@@ -32,14 +32,18 @@ FULL_S = 2.0
 """For so long a server that was full is given nothing."""
 _FORGOTTEN_S = b"3600"
 """After so long without a chunk or a batch the server deletes what a rank left there."""
+_LEFT_S = b"60"
+"""After so long, where the rank has said that it goes on with nothing: others may be at the end of its epoch."""
 _RENEWED_S = 600.0
 """After so long the server is told again that the rank is there: one that has all it needs puts no chunks."""
 _LONGEST_WAIT_S = 0.1
 """For samples to be copied, before it is looked whether the provider is to end."""
 _PATIENT_S = 10.0
-"""For answers at the begin of an epoch: a list of all fields takes long."""
+"""For answers at the begin of an epoch: others may wait for what this rank could not say there."""
 _MOST_NOT_PUT = 4096
 """Reads that are named; older ones are waited for like any other."""
+_MOST_OVER = 4
+"""Epochs whose samples are to be deleted still, where the server was silent each time."""
 _OF_RANK = 2
 """Fields of a hash that are no samples."""
 _AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20
@@ -73,9 +77,19 @@ class ChunkProvider:
     server of this machine. Calls are for one thread, and not for a forked child."""
 
     def __init__(
-        self, files: SourceFiles, board: SampleArena, own: RankHash, progress: Progress, stopping: Event
+        self,
+        files: SourceFiles,
+        board: SampleArena,
+        own: RankHash,
+        rank: int,
+        progress: Progress,
+        stopping: Event,
     ) -> None:
+        """`own`: the hash of this rank, whose number is `rank`."""
         self._files, self._board, self._own, self._progress, self._stopping = files, board, own, progress, stopping
+        self._rank = rank
+        self._over: deque[NDArray[np.void]] = deque(maxlen=_MOST_OVER)
+        """NAMEs (k,) of each epoch that nobody needs once all ranks have ended it."""
         self._plan: WorldPlan | None = None
         self._reads: NDArray[np.int64] = np.zeros(0, np.int64)
         self._next, self._full_until, self._renewed = 0, 0.0, time.monotonic()
@@ -98,24 +112,32 @@ class ChunkProvider:
             line.ask((b"UNLINK", self._own.key), *self._opened())
 
     def begin(self, plan: WorldPlan, reads: NDArray[np.int64], before: WorldPlan | None) -> None:
-        """`reads` of `plan` are to be done from now on. `before`: the plan of the epoch before, whose samples are in
-        the server still; what an earlier one left there is deleted, and without it everything."""
+        """`reads` of `plan` are to be done from now on. `before`: the plan that was begun before this one, whose
+        samples are in the server still; what an earlier one left there is deleted, and without it everything."""
         done = [(before.epoch, int(read)) for read in self._reads] if before is not None else []
         self._earlier, self._plan, self._reads, self._next = done, plan, reads, 0
         if before is None:
             self._not_put.clear()
+            self._over.clear()
             self.forget()
             return
-        key = self._own.key
         with closing(Line(self._own.peer, _PATIENT_S)) as line:
-            (there,) = line.ask((b"HKEYS", key))
-            there = there if isinstance(there, list) else []
-            names = np.frombuffer(b"".join(name for name in there if len(name) == NAME.itemsize), NAME)
-            needed = set(names_of(before.older_names))  # by ranks that are at the end of that epoch
-            left = [name for name in names_of(names[names["epoch"] < before.epoch]) if name not in needed]
-            for at in range(0, len(left), _AT_ONCE):
-                line.ask((b"HDEL", key, *left[at : at + _AT_ONCE]))
+            while self._over and self._deleted(self._over[0], line):
+                self._over.popleft()
             self._put([], line)
+        self._over.append(before.not_kept(self._files.layout, self._rank))
+
+    def _deleted(self, names: NDArray[np.void], line: Line) -> bool:
+        """Whether the server has nothing of NAMEs (k,) any more. Most are deleted by whoever needs them last; it is not
+        asked which are left, for it would serve nobody while it lists all that it has."""
+        each = (names_of(names[at : at + _AT_ONCE]) for at in range(0, len(names), _AT_ONCE))
+        return all(isinstance(line.ask((b"HDEL", self._own.key, *some))[0], int) for some in each)
+
+    def leave(self) -> None:
+        """This rank goes on with nothing that it has put: the job has ended, or begins anew."""
+        if self._plan is not None:
+            with closing(Line(self._own.peer)) as line:
+                line.ask((b"EXPIRE", self._own.key, _LEFT_S))
 
     def keep(self) -> None:
         """Batches are delivered: what this rank has put is kept, though it may put nothing more."""

@@ -14,7 +14,7 @@ from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import EpochOrder, FedSamples, permutation
 from sentinel.data.peer_exchange import ChunkProvider, Progress, job_of, note_of, unlike
 from sentinel.data.peer_samples import FromPeers
-from sentinel.data.peers import Peer, RankHash
+from sentinel.data.peers import Peer, RankHash, rows
 from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.room_here import cut_within
 from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena, page_bytes_for
@@ -54,13 +54,16 @@ class PeerFeeding:
             peers=len(peers),
         )
         peers = [peers[rank * len(peers) // order.world] for rank in range(order.world)]
-        self._ranks = [RankHash(peer, job_of(digest, order.seed, rank), note) for rank, peer in enumerate(peers)]
+        self._ranks = [
+            RankHash(peer, job_of(digest, order.seed, rank), note, row)
+            for rank, (peer, row) in enumerate(zip(peers, rows(order.world), strict=True))
+        ]
         self._unlike = dict.fromkeys(range(order.world), (0, ""))
         """Rank -> how often it had been late when its server was asked, and in what it was given something else."""
         files = SourceFiles(layout, data.root, data.source)
         self._progress, self._stopping = Progress(self._board), Event()
         own = self._ranks[order.rank]
-        self._provider = ChunkProvider(files, self._board, own, self._progress, self._stopping)
+        self._provider = ChunkProvider(files, self._board, own, order.rank, self._progress, self._stopping)
         self._source = FromPeers(files, self._board, self._ranks, data.source)
         self.samples = FedSamples(digest, layout.sample_nbytes, room, self._source, data.layout)
         self._planned: tuple[Order, int, WorldPlan] | None = None
@@ -125,6 +128,7 @@ class PeerFeeding:
         """Nobody waits for this rank's samples any more."""
         self._board.counters[RUNNING] = 0
         self.pause()
+        self._provider.leave()
         self._source.hang_up()
 
     def finish(self) -> None:
@@ -173,7 +177,8 @@ class PeerFeeding:
                 )
             if peer.refusals:
                 said = f"the peer {peer.address} refused {peer.refusals} times"
-                found.append(f"{said}: where it is full, start it with more memory")
+                remedy = "start it with more memory; what a job that was killed has left there goes after an hour"
+                found.append(f"{said}: where it is full, {remedy}")
         found += [self._of_unlike(rank) for rank, (_, what) in self._unlike.items() if what]
         late = sum(rank.late for rank in self._ranks)
         if late:

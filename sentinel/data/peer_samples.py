@@ -139,17 +139,21 @@ class FromPeers(FromArena):
         if come.any():
             arena.take(position + waiting[come])
         absent: NDArray[np.int64] = waiting[~come]
+        if not len(absent):
+            return absent
         again = arena.taken[position + absent] != 0  # they were here: a worker was lost
         served.again += int(again.sum())
         absent = absent[~again]
         if not arena.serves(0):
             served.ended += len(absent)
             return np.zeros(0, np.int64)
-        waited_for = np.array([rank.waited_for for rank in self._ranks], np.bool_)
         readers = batch.held.reader[absent]
-        may_come = waited_for[readers] & ~batch.wrong[absent]
-        for rank, not_put in self._not_put.items():
-            may_come &= (readers != rank) | ~np.isin(batch.reads[absent], not_put)
+        may_come = ~batch.wrong[absent]
+        for rank in set(readers.tolist()):
+            if not self._ranks[rank].waited_for:
+                may_come &= readers != rank
+            elif rank in self._not_put:
+                may_come &= (readers != rank) | ~np.isin(batch.reads[absent], self._not_put[rank])
         served.lost += int((~may_come).sum())
         left: NDArray[np.int64] = absent[may_come]
         return left
@@ -225,8 +229,9 @@ class FromPeers(FromArena):
         """Begins to read what is known to be read alone."""
         if self._files.layout.encoded:
             return  # what is lost of a chunk is read together
-        left_alone = np.array([rank.peer.left_alone for rank in self._ranks], np.bool_)
-        alone = request.samples[request.direct | left_alone[_held(request).reader]]
+        readers = _held(request).reader
+        left_alone = [rank for rank in set(readers.tolist()) if self._ranks[rank].peer.left_alone]
+        alone = request.samples[request.direct | np.isin(readers, left_alone)]
         self._ahead = {sample: self._begun(sample) for sample in alone.tolist()}
 
     def _begun(self, sample: int) -> Future[memoryview]:

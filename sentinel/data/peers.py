@@ -24,28 +24,39 @@ _GREETING_S = 2.0
 _ALONE_UNTIL, _PAUSE, _SILENCES, _REFUSALS = range(4)
 _UNWAITED_UNTIL, _LATE, _SEEN_BEGUN, _CLOSED = range(4)
 
+Row = tuple[torch.Tensor, int]
+"""A board in shared memory, and which of its rows."""
+
+
+def rows(count: int) -> list[Row]:
+    """Those of one board: each board takes a descriptor, in each process that has it."""
+    board = torch.zeros((count, 4), dtype=torch.int64).share_memory_()
+    return [(board, row) for row in range(count)]
+
 
 class _Told:
     """Numbers that a process and its workers share, be they forked or spawned. Two that count at once may count one."""
 
-    def __init__(self, count: int) -> None:
-        self._shared = torch.zeros(count, dtype=torch.int64).share_memory_()
-        self._told = self._shared.numpy()
+    def __init__(self, row: Row | None) -> None:
+        """`row`: of `rows`; None: of a board of its own."""
+        self._board, self._row = row or rows(1)[0]
+        self._told = self._board.numpy()[self._row]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_told"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._told = self._shared.numpy()
+        self._told = self._board.numpy()[self._row]
 
 
 class Peer(_Told):
     """One server, which speaks the protocol of Valkey and Redis (RESP). For several threads and processes."""
 
-    def __init__(self, address: str, password: str | None = None) -> None:
-        """Does not connect yet. Raises UsageError for what is no `host:port`."""
-        super().__init__(4)
+    def __init__(self, address: str, password: str | None = None, row: Row | None = None) -> None:
+        """Does not connect yet. `row`: of `rows`; None: of a board of its own. Raises UsageError for what is no
+        `host:port`."""
+        super().__init__(row)
         self.address, self._password = address, password
         self._host, self._port = _host_and_port(address)
 
@@ -108,10 +119,10 @@ class Peer(_Told):
 class RankHash(_Told):
     """The hash in which a rank puts its samples, in the server of its machine, as another rank knows it."""
 
-    def __init__(self, peer: Peer, key: bytes, note: bytes = b"") -> None:
+    def __init__(self, peer: Peer, key: bytes, note: bytes = b"", row: Row | None = None) -> None:
         """`note`: what the plan of all ranks is made of, beside what the key tells; each rank leaves it with its
-        samples."""
-        super().__init__(4)
+        samples. `row`: as of a Peer."""
+        super().__init__(row)
         self.peer, self.key, self.note = peer, key, note
 
     @property
@@ -215,7 +226,7 @@ def peers_named(peers: Sequence[str], world: int, password_file: str | None = No
             "name one server a machine, in the order of its ranks, with as many ranks on each machine",
         )
     password = None if password_file is None else password_in(password_file)
-    found = [Peer(peer, password) for peer in peers]
+    found = [Peer(peer, password, row) for peer, row in zip(peers, rows(len(peers)), strict=True)]
     for peer in found:
         peer.greet()
     return found
@@ -225,6 +236,11 @@ def _host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or (host.count(":") and not host.startswith("[")):
         host, port = address, str(PORT)
-    if not host.strip("[]") or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
+    host = host.strip("[]")
+    try:
+        host.encode("idna")  # as a connection does: a host has no empty or long part
+    except UnicodeError:
+        host = ""
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
         raise UsageError(f"{address!r} is not an address of a peer", 'write "host:port"')
-    return host.strip("[]"), int(port)
+    return host, int(port)

@@ -13,6 +13,8 @@ _BUFFER_BYTES = 1 << 18
 _LONGEST_LINE = 1 << 16
 _MOST_BYTES = 512 << 20
 """Of a value: the protocol's own limit."""
+_TOO_MANY = "ERR max number of clients"
+"""What a server that has no room for a connection says to whatever it is asked first."""
 
 
 class Refusal(NamedTuple):
@@ -31,7 +33,7 @@ class RespConnection:
     def __init__(self, host: str, port: int, password: str | None, timeout_s: float) -> None:
         """Connects, and gives the password if there is one. `timeout_s`: for each part that is sent or received.
 
-        Raises OSError where nobody answers in that time, NotLetInError for a wrong password.
+        Raises OSError where nobody answers in that time, or has no room, NotLetInError for a wrong password.
         """
         self._socket = socket.create_connection((host, port), timeout_s)
         self._received = self._socket.makefile("rb", _BUFFER_BYTES)
@@ -42,7 +44,7 @@ class RespConnection:
             said = self.reply()
             if isinstance(said, Refusal):
                 self.close()
-                raise NotLetInError(said.said)
+                raise ConnectionError(said.said) if said.said.startswith(_TOO_MANY) else NotLetInError(said.said)
 
     def send(self, *commands: tuple[bytes, ...]) -> None:
         """All of them at once; each has a reply. Raises OSError."""

@@ -48,6 +48,8 @@ MOST_SAMPLES = 100_000_000
 """13 bytes a sample, whether it is in memory or not: 1.3 GB for these."""
 MOST_JOBS = 8
 """That share an arena."""
+MOST_PAGES = (1 << 31) - 1
+"""Of an arena: their numbers are int32."""
 PULSE, RUNNING, EPOCH, DONE, WANTED, HOST_PID, HOST_FD, HOST_INODE, JOINED = range(9)
 """Counters: what rises while the reader works, and whether it does. Where jobs share: 1 + the epoch that is read, 0 if
 none that others may join; the first position whose reads may not be done. For the workers of this job: 1 + the epoch
@@ -103,7 +105,7 @@ def shape_within(memory_bytes: int, sample_nbytes: NDArray[np.int64], jobs: int 
     left = memory_bytes - sum(ArenaShape(len(sample_nbytes), 0, page, jobs).parts) - 2 * PAGE_BYTES  # rounded up twice
     of_samples = -(-sample_nbytes // page)
     useful = int(of_samples.sum()) * 9 // 8 + int(of_samples.max())  # all samples, and some on their way
-    return ArenaShape(len(sample_nbytes), min(max(left, 0) // (page + 4), useful, _LOW - 1), page, jobs)
+    return ArenaShape(len(sample_nbytes), min(max(left, 0) // (page + 4), useful, MOST_PAGES), page, jobs)
 
 
 def page_bytes_for(sample_nbytes: NDArray[np.int64]) -> int:
@@ -185,14 +187,20 @@ class SampleArena:
 
     def reserve(self) -> None:
         """The pages are reserved, if they were not. Raises UsageError where there is not so much memory: where a
-        container limits it, the kernel would end a job that asks for more."""
+        container limits it, the kernel would end a job that asks for more. Whatever is raised, what was reserved here
+        goes back to the kernel."""
         missing, there = self.shape.nbytes - self.held_bytes, available_bytes()
         if missing > there:
             raise UsageError(
                 f"{format_bytes(missing)} of memory for samples cannot be reserved, {format_bytes(there)} are left",
                 "give less memory=",
             )
-        self._reserve(*self._of_pages)
+        try:
+            self._reserve(*self._of_pages)
+        except BaseException:
+            if missing > 0:  # else they were there before, and may hold samples
+                self.let_go()
+            raise
 
     @property
     def held_bytes(self) -> int:

@@ -57,10 +57,6 @@ class SourceFiles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def path_of(self, sample: int) -> str:
-        """The path of the file in which a sample lies."""
-        return self.path_of_file(int(self.layout.chunk_file[self.layout.chunk_of[sample]]))
-
     def path_of_file(self, file: int) -> str:
         """The path of a file of the layout, by its number."""
         found = self._open.get(file)

@@ -133,7 +133,7 @@ def _put_int(value: Any) -> int:
 
 def _put_str(value: Any) -> str:
     found = str(value)
-    if not _valid_unicode(found):
+    if not valid_unicode(found):
         raise UsageError(f"the text {found[:40]!r} cannot be saved", "use valid Unicode")
     return found
 
@@ -194,7 +194,7 @@ def _get_bool(value: Any) -> bool:
 def _get_str(value: Any) -> str:
     if type(value) is not str:
         raise Misfit(f"is {_said(value)}, not a text")
-    if not _valid_unicode(value):
+    if not valid_unicode(value):
         raise Misfit("is not valid Unicode")
     return value
 
@@ -268,7 +268,7 @@ def _get_json(value: Any) -> Any:
     return value
 
 
-def _valid_unicode(text: str) -> bool:
+def valid_unicode(text: str) -> bool:
     """False for half of a surrogate pair, which no output could show."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 

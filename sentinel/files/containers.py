@@ -19,9 +19,9 @@ from sentinel.core.rules import first_broken
 from sentinel.files.codec import Misfit, encode
 from sentinel.files.digests import Noun, canonical, checksum, columns_of, format_of
 from sentinel.files.disk import PathLike, read_exactly
-from sentinel.files.documents import parse_json, told_format
+from sentinel.files.documents import check_size, parse_json, told_format
 from sentinel.files.earlier_versions import noun_of
-from sentinel.files.formats import Format, written_by
+from sentinel.files.formats import TEXTS, Format, written_by
 
 MAX_BYTES = 4 << 30
 MAX_INDEX_BYTES = 100_000_000
@@ -33,7 +33,7 @@ _FOREIGN = "is not a Sentinel file; give a file that `sentinel` wrote"
 
 
 def render(noun: Noun) -> bytes:
-    """The file of a Trace, Profile, Run or Layout."""
+    """The file of a Trace, Profile, Run or Layout. Raises UsageError for one that no reader would take."""
     form = format_of(noun)
     columns = {name: np.ascontiguousarray(column) for name, column in columns_of(noun, form).items()}
     header = encode(noun, leave_out=form.tables)
@@ -45,6 +45,8 @@ def render(noun: Noun) -> bytes:
         "written_by": written_by(),
     }
     data: bytes = safetensors.numpy.save(columns, {_KEY: canonical(described)})
+    check_size(form, "index", int.from_bytes(data[:8], "little"), MAX_INDEX_BYTES)
+    check_size(form, "file", len(data), MAX_BYTES)
     return data
 
 
@@ -134,14 +136,28 @@ def _arrays(path: PathLike, form: Format, data: bytes) -> dict[str, NDArray[Any]
 def _assembled(path: PathLike, form: Format, header: Any, columns: dict[str, NDArray[Any]]) -> Noun:
     tables: dict[str, Any] = {}
     for table, dtype in form.tables.items():
-        if dtype.names is None:
+        if dtype == TEXTS:
+            tables[table] = _texts(path, table, columns)
+        elif dtype.names is None:
             tables[table] = columns[table].copy()
-            continue
-        array = np.zeros(len(columns[f"{table}.{dtype.names[0]}"]), dtype)
-        for name in dtype.names:
-            array[name] = columns[f"{table}.{name}"]
-        tables[table] = array
+        else:
+            array = np.zeros(len(columns[f"{table}.{dtype.names[0]}"]), dtype)
+            for name in dtype.names:
+                array[name] = columns[f"{table}.{name}"]
+            tables[table] = array
     try:
         return noun_of(form, header, tables)
     except Misfit as error:
         raise FormatError(path, error.within("header").field, f"{error.rule}; write the file again") from error
+
+
+def _texts(path: PathLike, table: str, columns: dict[str, NDArray[Any]]) -> tuple[str, ...]:
+    data = columns[table].tobytes()
+    count = data.count(0) + 1
+    if count > max(len(column) for name, column in columns.items() if name != table):
+        # a byte of the file would take eight of memory, or more
+        raise FormatError(path, table, f"has {count} texts, and no column has as many rows; write the file again")
+    try:
+        return tuple(data.decode().split("\0"))
+    except UnicodeDecodeError as error:
+        raise FormatError(path, table, "is not UTF-8; write the file again") from error

@@ -16,8 +16,8 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Trace
-from sentinel.files.codec import encode
-from sentinel.files.formats import BY_NOUN, Format
+from sentinel.files.codec import encode, valid_unicode
+from sentinel.files.formats import BY_NOUN, TEXTS, Format
 from sentinel.samples import Layout
 
 _HASHED_ROWS = 1 << 18  # at a time
@@ -53,15 +53,26 @@ def format_of(noun: Noun) -> Format:
 
 
 def columns_of(noun: Noun, form: Format) -> dict[str, NDArray[Any]]:
-    """The noun's tables, split by column, which may be views of these."""
+    """The noun's tables, split by column, which may be views of these. Raises UsageError for a text that no column can
+    have."""
     found: dict[str, NDArray[Any]] = {}
     for table, dtype in form.tables.items():
         array = getattr(noun, table)
-        if dtype.names is None:
+        if dtype == TEXTS:
+            found[table] = _joined(array)
+        elif dtype.names is None:
             found[table] = np.ascontiguousarray(array, dtype)
         else:
             found.update({f"{table}.{name}": array[name] for name in dtype.names})
     return found
+
+
+def _joined(texts: tuple[str, ...]) -> NDArray[np.uint8]:
+    """(nbytes,) As TEXTS has them."""
+    for text in texts:
+        if "\0" in text or not valid_unicode(text):
+            raise UsageError(f"the text {text[:40]!r} cannot be saved", "use valid Unicode without NUL")
+    return np.frombuffer("\0".join(texts).encode(), np.uint8)
 
 
 def canonical(value: Any) -> str:

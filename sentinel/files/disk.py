@@ -57,7 +57,8 @@ def read_exactly(file: BinaryIO, nbytes: int, path: PathLike) -> bytes:
 def write_whole(path: PathLike, data: bytes, mode: int = 0o666) -> None:
     """Put `data` at `path`: all of it, or the old file stays. A symbolic link keeps pointing where it did.
 
-    `mode`: rights of a new file, less those that the user gives none.
+    `mode`: rights of a new file, less those that the user gives none. One that takes the place of another has the
+    rights of that.
     """
     with _told(path, "cannot be written"):
         folder, target = _place(path)
@@ -65,6 +66,7 @@ def write_whole(path: PathLike, data: bytes, mode: int = 0o666) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                _keep_rights(target, descriptor)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -72,6 +74,14 @@ def write_whole(path: PathLike, data: bytes, mode: int = 0o666) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
+
+
+def _keep_rights(target: str, descriptor: int) -> None:
+    """Give the open file the rights of the one at `target`, if there is one."""
+    if os.path.exists(target):
+        kept = stat.S_IMODE(os.stat(target).st_mode)
+        if kept != stat.S_IMODE(os.fstat(descriptor).st_mode):  # a file system without rights may refuse to be asked
+            os.fchmod(descriptor, kept)
 
 
 def check_writable(path: PathLike) -> None:

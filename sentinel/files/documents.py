@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import FormatError
+from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.units import format_bytes
 from sentinel.files.codec import Misfit, decode, encode
 from sentinel.files.digests import Noun, canonical, checksum, format_of
 from sentinel.files.disk import PathLike
@@ -19,7 +20,7 @@ MAX_BYTES = 128 << 20
 
 
 def render(noun: Noun) -> bytes:
-    """The file of a Machine or Plan."""
+    """The file of a Machine or Plan. Raises UsageError for one that no reader would take."""
     form = format_of(noun)
     body = encode(noun, leave_out=form.tables)
     for table in form.tables:
@@ -31,7 +32,19 @@ def render(noun: Noun) -> bytes:
         f'  "version": {form.version}',
         f'  "written_by": {json.dumps(written_by())}',
     ]
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+    data = ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+    check_size(form, "file", len(data), MAX_BYTES)
+    return data
+
+
+def check_size(form: Format, what: str, nbytes: int, most: int) -> None:
+    """Raises UsageError where a file has more bytes in one of its parts than are read."""
+    if nbytes > most:
+        raise UsageError(
+            f"this {form.short} cannot be saved: its {what} would have {format_bytes(nbytes)}, of which at most"
+            f" {format_bytes(most)} are read",
+            "save one of fewer files, layers or tensors",
+        )
 
 
 def _indented(body: dict[str, Any]) -> str:

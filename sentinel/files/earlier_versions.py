@@ -15,7 +15,7 @@ from sentinel.core.profile import ACCESS_DTYPE, Profile
 from sentinel.core.run import SYSCALL
 from sentinel.files.codec import Misfit, decode
 from sentinel.files.digests import Noun, canonical, checksum
-from sentinel.files.formats import BY_NAME, Format
+from sentinel.files.formats import BY_NAME, TEXTS, Format
 
 _MOVED = re.compile(r"pages moved by (.+) to node (-?[0-9]{1,9})")
 _REASONS = {
@@ -46,7 +46,9 @@ def noun_of(form: Format, header: Any, tables: dict[str, Any]) -> Noun:
     if form.noun is Profile and "ranges" in tables:
         return _cut(form, header, tables)
     wanted = BY_NAME[form.name].tables
-    missing = {name: np.zeros(0, dtype) for name, dtype in wanted.items() if name not in tables}
+    missing = {  # texts stood in the header
+        name: np.zeros(0, dtype) for name, dtype in wanted.items() if name not in tables and dtype != TEXTS
+    }
     noun: Noun = decode(form.noun, upgraded(form, header), {**tables, **missing})
     return noun
 

@@ -16,14 +16,16 @@ from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTY
 from sentinel.core.trace import EVENT_DTYPE, PAGE_RUN_DTYPE, Trace
 from sentinel.samples import Layout
 
+TEXTS = np.dtype("|u1")
+"""Of a table whose field is a tuple of texts: their UTF-8, with a NUL between two of them."""
 _INT64 = np.dtype("<i8")
 _INT32 = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
 class Format:
-    """`tables`: the noun's fields that are arrays, with their dtypes. `earlier`: those of older versions that had other
-    ones, each up to the version given. `text`: the file is JSON, else a container."""
+    """`tables`: the noun's fields that are arrays, or TEXTS, with their dtypes. `earlier`: those of older versions that
+    had other ones, each up to the version given. `text`: the file is JSON, else a container."""
 
     noun: type[Any]
     name: str
@@ -58,6 +60,16 @@ _NAMES = ACCESS_DTYPE.names or ()
 _WHOLE_ACCESS_DTYPE = np.dtype([(name.replace("extent", "tensor"), ACCESS_DTYPE[name]) for name in _NAMES])
 _TIMES_AND_TENSORS = {"layer_ns": _INT64, "flops": _INT64, "tensors": TENSOR_DTYPE}
 _RUN_TABLES = {"steps": STEP_DTYPE, "layers": LAYER_DTYPE, "migrations": MIGRATION_DTYPE}
+_LAYOUT_TABLES: dict[str, np.dtype[Any]] = {
+    "file_nbytes": _INT64,
+    "file_mtime_ns": _INT64,
+    "chunk_file": _INT32,
+    "chunk_offset": _INT64,
+    "chunk_nbytes": _INT64,
+    "chunk_samples": _INT32,
+    "sample_offset": _INT64,
+    "sample_nbytes": _INT64,
+}
 
 FORMATS = (
     Format(Machine, "sentinel-machine", 1, text=True),
@@ -71,21 +83,7 @@ FORMATS = (
         earlier={2: {**_TIMES_AND_TENSORS, "accesses": _WHOLE_ACCESS_DTYPE, "ranges": RANGE_DTYPE}},
     ),
     Format(Run, "sentinel-run", 2, {**_RUN_TABLES, "held": HELD_DTYPE}, earlier={1: _RUN_TABLES}),
-    Format(
-        Layout,
-        "sentinel-layout",
-        1,
-        {
-            "file_nbytes": _INT64,
-            "file_mtime_ns": _INT64,
-            "chunk_file": _INT32,
-            "chunk_offset": _INT64,
-            "chunk_nbytes": _INT64,
-            "chunk_samples": _INT32,
-            "sample_offset": _INT64,
-            "sample_nbytes": _INT64,
-        },
-    ),
+    Format(Layout, "sentinel-layout", 2, {"files": TEXTS, **_LAYOUT_TABLES}, earlier={1: _LAYOUT_TABLES}),
 )
 BY_NAME = {form.name: form for form in FORMATS}
 BY_NOUN: dict[type[Any], Format] = {form.noun: form for form in FORMATS}

@@ -20,7 +20,8 @@ Wanted = TypeVar("Wanted", Machine, Trace, Profile, Plan, Run)
 
 
 def save(noun: Noun, path: PathLike) -> None:
-    """Write `noun` to `path`, whole or not at all. The suffix is the caller's; the content tells the format."""
+    """Write `noun` to `path`, whole or not at all. The suffix is the caller's; the content tells the format. Raises
+    UsageError for a noun that is too large to be read again."""
     form = format_of(noun)
     write_whole(path, documents.render(noun) if form.text else containers.render(noun))
 

@@ -33,6 +33,11 @@ OPERATOR_DTYPE = np.dtype(
 )
 """`sn_operator_event` of shim/recorder.h. The operands of a call come before it, with the same `seq`."""
 
+MOST_EVENTS = (1 << 24) - (1 << 12)
+"""A recording breaks off with 16 million events, which take 800 MB; a step of a large model has some 100,000. A little
+less than a power of two: beyond that the log would be copied to twice the room."""
+_TOO_LONG = "the step that was to be recorded did not end"
+
 _U64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 
 
@@ -56,10 +61,12 @@ def start(owner: object = None) -> None:
     if recording():
         raise UsageError("operators are recorded already", "end the other recording first")
     RUNTIME.recorder = owner
+    RUNTIME.not_inherited.add(_OF_PARENT)
     names = [name.encode() for name in flops.worded()]
     array = (ctypes.c_char_p * len(names))(*names)
     calling_lines.begin()
-    result = torch_shim.function("sn_recorder_start", _INT, _U64, _PTR)(len(names), ctypes.cast(array, _PTR))
+    begin = torch_shim.function("sn_recorder_start", _INT, _U64, _PTR, _U64)
+    result = begin(len(names), ctypes.cast(array, _PTR), MOST_EVENTS)
     if result == -errno.EBUSY:
         raise UsageError("operators are recorded already", "end the other recording first")
     native.check("sn_recorder_start", result)
@@ -84,9 +91,11 @@ def events_so_far() -> int:
 def log() -> OperatorLog:
     """Takes what was recorded between `start` and `stop`; its memory goes back.
 
-    Raises NativeError where the recording broke off, as it does when it finds no memory: training went on.
+    Raises NativeError where the recording broke off, as it does when it finds no memory, or has MOST_EVENTS: training
+    went on.
     """
-    native.check("recording operators", torch_shim.function("sn_recorder_error", _INT)())
+    error = torch_shim.function("sn_recorder_error", _INT)()
+    native.check("recording operators", error, _TOO_LONG if error == -errno.ENOBUFS else "")
     events = _copy("sn_recorder_count", "sn_recorder_copy", OPERATOR_DTYPE)
     words = _copy("sn_recorder_word_count", "sn_recorder_words", np.dtype("<i8"))
     name_of = torch_shim.function("sn_recorder_op_name", ctypes.c_char_p, _U64)
@@ -101,6 +110,18 @@ def log() -> OperatorLog:
 def forget() -> None:
     """Give back what was recorded. Does nothing while something is recorded."""
     torch_shim.function("sn_recorder_forget", _INT)()
+
+
+class _OfParent:
+    """What a forked child must not go on recording."""
+
+    def forked(self) -> None:
+        """See NotInherited."""
+        stop(RUNTIME.recorder)
+        forget()
+
+
+_OF_PARENT = _OfParent()
 
 
 def _copy(count: str, copy: str, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -16,11 +16,13 @@ from torch.optim import Optimizer
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.false_sharing import FalseSharing
+from sentinel.core.rules import holding
 from sentinel.core.trace import OP, PAGE_RUN_DTYPE, LayerId, Quality, TensorInfo, Trace
 from sentinel.profiler import annotate, hooks, names, operators
 from sentinel.profiler.malloc_layout import stock_sharing
 from sentinel.profiler.merge import GradientSeen, Known, Step, merge
 from sentinel.profiler.pages.protocol import PageSamples
+from sentinel.runtime import RUNTIME
 from sentinel.system import native
 
 BLIND_TO = (
@@ -55,6 +57,7 @@ class StepRecorder:
         _operator_ns()  # measured once, before the step
         self._known = _known(names.persistent_tensors(models, optimizers), names.aliases(models, optimizers))
         operators.start(self)
+        RUNTIME.not_inherited.add(self)
         trained = [(name, p) for name, p in names.parameters(models, optimizers) if p.requires_grad and p.is_leaf]
         self._watched = [param for _, param in trained]
         for name, param in trained:
@@ -136,6 +139,12 @@ class StepRecorder:
         """End the recording without a Trace, however far it came. Does nothing if it has ended."""
         operators.stop(_TRIAL)
         self.stop()
+        if RUNTIME.recorder is self:
+            operators.forget()
+
+    def forked(self) -> None:
+        """See NotInherited: a forked child records nothing, nor looks at its gradients."""
+        self.stop()
 
     def _see_gradient(self, name: str, param: torch.Tensor) -> None:
         """The gradient of `param` is complete, and this is where."""
@@ -168,14 +177,14 @@ class StepRecorder:
         )
         if samples is None:
             return own
-        pages = samples.quality
+        pages = samples.quality  # its `lost` is touches: operators of other threads that were missed lose none
+        missed = holding((log.lost, f"{log.lost} operators of other threads were not recorded"))
         return replace(
             pages,
-            lost=pages.lost + log.lost,
             overhead_ns=own.overhead_ns,
             layer_overhead_ns=own.layer_overhead_ns,
             blind_to=(*pages.blind_to, *BLIND_TO),
-            notes=(*pages.notes, *notes),
+            notes=(*pages.notes, *notes, *missed),
         )
 
 

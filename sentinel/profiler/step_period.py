@@ -13,7 +13,7 @@ MOST = 128
 
 
 class OptimizerStep(NamedTuple):
-    """A step of the optimizer with this identity that changed `trained`, the identities of parameters."""
+    """A step of the optimizer with this number, or identity, that changed `trained`, the identities of parameters."""
 
     optimizer: int
     trained: frozenset[int]
@@ -26,15 +26,23 @@ def period_of(
 
     It is the shortest sequence that they end with twice and in which every optimizer that has stepped does. Several
     steps of a discriminator before the first one of its generator look like a period of their own: so all parameters
-    that are `wanted` must be trained in it, unless `patience` steps have gone by.
+    that are `wanted` must be trained in it, unless `patience` steps have gone by. Where the parameters that are trained
+    vary at random (experts, dropped layers), no sequence comes twice: so after `patience` steps without a period, only
+    which optimizer stepped counts.
     """
     latest = list(steps[-MOST:])
-    optimizers = {step.optimizer for step in latest}
-    for length in range(max(len(optimizers), 1), len(latest) // 2 + 1):
+    if length := _repeated(latest):
         once = latest[-length:]
-        if once != latest[-2 * length : -length] or {step.optimizer for step in once} != optimizers:
-            continue
-        if len(steps) >= patience or wanted() <= frozenset().union(*(step.trained for step in once)):
+        trains_all = len(steps) >= patience or wanted() <= frozenset().union(*(step.trained for step in once))
+        return length if trains_all else 0  # a longer repetition of it would leave the same parameters out
+    return _repeated([step._replace(trained=frozenset()) for step in latest]) if len(steps) >= patience else 0
+
+
+def _repeated(steps: list[OptimizerStep]) -> int:
+    """Length of the shortest sequence that `steps` end with twice and in which every optimizer steps; 0 without one."""
+    optimizers = {step.optimizer for step in steps}
+    for length in range(max(len(optimizers), 1), len(steps) // 2 + 1):
+        once = steps[-length:]
+        if once == steps[-2 * length : -length] and {step.optimizer for step in once} == optimizers:
             return length
-        return 0  # a longer repetition of it would leave the same parameters out
     return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +37,14 @@ class Begun:
 class Epoch:
     """What is known of an epoch. `permutation`: (n,) of all samples, torch's for this epoch (see Order). `following`:
     that of the next epoch, None if there is none or it is not to be looked at. `begun`: where the epoch is
-    gone on with. `later`: the permutations after `following`, of which `epochs_ahead` tells how many are of use."""
+    gone on with. `later`: the permutations after `following`, of which `epochs_ahead` tells how many are of use. `plan`
+    goes through them once and keeps of each what this rank delivers: give an iterator that makes one after the other,
+    and they are never held together."""
 
     permutation: NDArray[np.int64]
     following: NDArray[np.int64] | None = None
     begun: Begun | None = None
-    later: tuple[NDArray[np.int64], ...] = ()
+    later: Iterable[NDArray[np.int64]] = ()
 
 
 def plan(layout: Layout, order: Order, room: Room, epoch: Epoch, before: Staging | None = None) -> Staging:
@@ -50,21 +54,17 @@ def plan(layout: Layout, order: Order, room: Room, epoch: Epoch, before: Staging
     The same arguments give the same staging. The order of delivery does not depend on `before`. Raises UsageError for a
     permutation of another number of samples, and for a room that cannot hold a chunk.
     """
-    for permutation in (epoch.permutation, *_known(epoch)):
-        if len(permutation) != layout.n_samples:
-            raise UsageError(
-                f"a permutation of {len(permutation)} for a data set of {layout.n_samples} samples",
-                "permute all samples of the layout",
-            )
+    _check(layout, epoch.permutation)
     room.checked(layout)
+    following = _following(layout, order, epoch)
     if epoch.begun is not None:
         rest = _rest(layout, order, epoch.permutation, epoch.begun)
-        return stage_exact(layout, room, rest, _next(order, epoch), None)
+        return stage_exact(layout, room, rest, following, None)
     if order.kind == "windowed":
         return stage_windowed(layout, room, order, epoch.permutation)
     if order.kind == "redirect":
         return stage_redirect(layout, room, order, epoch.permutation)
-    return stage_exact(layout, room, order.of_rank(epoch.permutation), _next(order, epoch), before)
+    return stage_exact(layout, room, order.of_rank(epoch.permutation), following, before)
 
 
 def epochs_ahead(layout: Layout, order: Order, room: Room) -> int:
@@ -75,14 +75,22 @@ def epochs_ahead(layout: Layout, order: Order, room: Room) -> int:
     return min(-(-2 * room.nbytes * order.world // layout.nbytes), 2 * order.world) or 1
 
 
-def _known(epoch: Epoch) -> tuple[NDArray[np.int64], ...]:
-    """The permutations of the next epochs."""
-    return () if epoch.following is None else (epoch.following, *epoch.later)
-
-
-def _next(order: Order, epoch: Epoch) -> list[NDArray[np.int64]]:
+def _following(layout: Layout, order: Order, epoch: Epoch) -> list[NDArray[np.int64]]:
     """This rank's orders of the next epochs, where samples may be kept for them: others begin each epoch with none."""
-    return [order.of_rank(permutation) for permutation in _known(epoch)] if order.kind == "exact" else []
+    found: list[NDArray[np.int64]] = []
+    for permutation in () if epoch.following is None else chain((epoch.following,), epoch.later):
+        _check(layout, permutation)
+        if order.kind == "exact":
+            found.append(np.ascontiguousarray(order.of_rank(permutation)))  # a view would keep all of the permutation
+    return found
+
+
+def _check(layout: Layout, permutation: NDArray[np.int64]) -> None:
+    if len(permutation) != layout.n_samples:
+        raise UsageError(
+            f"a permutation of {len(permutation)} for a data set of {layout.n_samples} samples",
+            "permute all samples of the layout",
+        )
 
 
 def _rest(layout: Layout, order: Order, permutation: NDArray[np.int64], begun: Begun) -> NDArray[np.int64]:

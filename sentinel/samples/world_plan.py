@@ -12,7 +12,7 @@ from sentinel.samples.exact import stage_exact
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
 from sentinel.samples.room import Room
-from sentinel.samples.staging import BEFORE, DIRECT, Staging
+from sentinel.samples.staging import DIRECT, Staging
 
 PLANS_VERSION = 1
 """Of what is planned for ranks that keep samples together: each finds those of others by a plan of its own, so all must
@@ -72,11 +72,12 @@ class WorldPlan:
             np.append(whole.stay_until, DIRECT)[stay] == np.arange(rank, whole.n_positions, self.world),
         )
 
-    @property
-    def older_names(self) -> NDArray[np.void]:
-        """NAMEs of the stays that were there when the epoch began."""
-        older: NDArray[np.void] = self.names[self.staging.stay_read == BEFORE]
-        return older
+    def not_kept(self, layout: Layout, rank: int) -> NDArray[np.void]:
+        """(k,) NAMEs of stays of the chunks that `rank` reads, which nobody needs after the epoch."""
+        over = self.reader[layout.chunk_of[self.staging.stay_sample]] == rank
+        over[self.staging.kept] = False
+        found: NDArray[np.void] = self.names[over]
+        return found
 
 
 def plan_world(
@@ -103,20 +104,23 @@ def plan_world(
     names["sample"][len(kept) :] = staging.stay_sample[len(kept) :]
     names["epoch"][len(kept) :] = number
     names["read"][len(kept) :] = staging.stay_read[len(kept) :]
-    return WorldPlan(staging, order.world, number, readers(layout.n_chunks, order.world), names)
+    reader = readers(layout.n_chunks, order.world) if before is None else before.reader
+    return WorldPlan(staging, order.world, number, reader, names)
 
 
 def readers(n_chunks: int, world: int) -> NDArray[np.int64]:
     """(n_chunks,) The rank that reads each chunk: the one of most weight, where each pair of a chunk and a rank has a
-    weight of its own (rendezvous hashing), so that no list of them is kept or sent."""
-    chunks = np.arange(1, n_chunks + 1, dtype=np.uint64)
-    weights = []
+    weight of its own (rendezvous hashing), so that no list of them is kept or sent. Of equal weights the first."""
+    chunks = np.arange(1, n_chunks + 1, dtype=np.uint64) * _MIX[0]
+    found, most = np.zeros(n_chunks, np.int64), np.zeros(n_chunks, np.uint64)
     for rank in range(world):
-        mixed = chunks * _MIX[0] ^ np.full(n_chunks, rank + 1, np.uint64) * _MIX[1]
+        weight = chunks ^ np.uint64((rank + 1) * int(_MIX[1]) % (1 << 64))
         for shift, factor in ((30, _MIX[1]), (27, _MIX[2])):
-            mixed = (mixed ^ mixed >> np.uint64(shift)) * factor
-        weights.append(mixed ^ mixed >> np.uint64(31))
-    return np.asarray(np.stack(weights).argmax(axis=0), np.int64)
+            weight = (weight ^ weight >> np.uint64(shift)) * factor
+        weight ^= weight >> np.uint64(31)
+        found[weight > most] = rank
+        np.maximum(most, weight, out=most)
+    return found
 
 
 def _in_turn(order: Order, permutation: NDArray[np.int64], delivered: int = 0) -> NDArray[np.int64]:

@@ -73,10 +73,10 @@ class NodeShare:
             with _locked(self._path):
                 self._keep_record()
                 part = self._part(_records(self._path, self.who), need_bytes)
-                self.nbytes = max(part, self.nbytes) if self._told else part
-                record = _Record(self._token, -1 if need_bytes is None else need_bytes, self.nbytes)
+                nbytes = max(part, self.nbytes) if self._told else part
+                record = _Record(self._token, -1 if need_bytes is None else need_bytes, nbytes)
                 os.pwrite(self._own[0], json.dumps(record).encode().ljust(_RECORD_BYTES), 0)
-                self.alone = ""
+                self.nbytes, self.alone = nbytes, ""  # others leave it only where they were told
         except OSError as error:
             self.alone = f"{self._path}: {error.strerror or error}"
 

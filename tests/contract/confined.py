@@ -171,7 +171,9 @@ def tell(stock: list[float], tracker: str, refused: list[str]) -> None:
     assert current.profile is not None
     sentinel.stop()
     quality = current.profile.quality
-    touched = current.profile.accesses["pages_touched"]
+    accesses, extents = current.profile.accesses, current.profile.extents
+    touched = accesses["pages_touched"]
+    managed = current.profile.tensors["managed"][extents["tensor"][accesses["extent"]]]  # what the tracker watches
     # pages that went on within their layer have one touch, and are unknown of the later tenants: the notes count them
     went_on = [note for note in current.profile.notes if "page touches could be" in note or "touches were of" in note]
     told = sum(int(note.split()[0]) for note in went_on)
@@ -189,7 +191,7 @@ def tell(stock: list[float], tracker: str, refused: list[str]) -> None:
                 "granularity_bytes": quality.granularity_bytes,
                 "touched_pages": int(touched[touched > 0].sum()),
                 "known_rows": int((touched >= 0).sum()),
-                "unknown_rows": int((touched < 0).sum()),
+                "unknown_rows": int((touched[managed] < 0).sum()),
                 "told_of_unknown": told,
                 "text": report.text(),
                 "auto": chosen.name if chosen else "ops",

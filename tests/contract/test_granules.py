@@ -63,6 +63,7 @@ def test_a_granule_is_told_whole(name: str, large: AddressRange) -> None:
         reads = {page: n for page, n in _in_granules(False).items() if page >= GRANULE}
         assert {page: n for page, n in found.read.items() if page >= GRANULE} == reads
     assert any("at least 8.00 MiB are watched in granules of 2.00 MiB" in note for note in samples.quality.notes)
+    assert samples.quality.large_granularity_bytes == GRANULE * PAGE_BYTES
     assert ctypes.string_at(large.start + 7 * PAGE_BYTES, 1) == b"\x01"
 
 

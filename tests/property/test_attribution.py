@@ -181,7 +181,8 @@ def watched(draw: st.DrawFn) -> Trace:
     run = st.tuples(st.integers(0, base + n_pages), st.integers(1, 200), st.integers(0, tape.n_layers - 1), seen)
     runs = np.array(draw(st.lists(run, max_size=12)), PAGE_RUN_DTYPE)
     quality = replace(QUALITY, counts=draw(st.sampled_from(["touched layers", "samples"])))
-    quality = replace(quality, granularity_bytes=PAGE_BYTES * draw(st.sampled_from([1, 16])))
+    small, large = (PAGE_BYTES * draw(st.sampled_from(pages)) for pages in ([1, 16], [0, 32]))
+    quality = replace(quality, granularity_bytes=small, large_granularity_bytes=large)
     trace = tape.trace(quality=quality)
     trace = _crowded(trace) if draw(st.booleans()) else trace
     pages = np.concatenate([trace.pages, runs])

@@ -13,7 +13,7 @@ from sentinel.core.laws import check
 from sentinel.planner import bound, footprint_bytes
 from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import decide
-from sentinel.planner.episodes import Choice, episodes_of, gaps
+from sentinel.planner.episodes import Choice, episodes_of
 from sentinel.planner.pool import reserve
 from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate
@@ -42,7 +42,7 @@ def test_no_plan_at_random_beats_the_bound_of_the_memory_it_holds(profile, machi
 
 def _timelines(work, rng):
     """Any tiers, and any windows within the gaps."""
-    _, by, has_gap = gaps(work)
+    _, by, has_gap = work.gaps
     after, wide = work.use_layer + 1, np.zeros(len(by), bool)
     cuts = np.sort(rng.integers(after[:, None], np.maximum(by, after)[:, None] + 1, (len(by), 4)), axis=1)
     fast, single = rng.random(len(by)) < 0.7, (by > after) & has_gap

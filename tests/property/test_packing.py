@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
+from sentinel.planner import lowest_fit
 from sentinel.planner.lowest_fit import pack
 
 Arc = tuple[int, int, int]
@@ -50,6 +55,24 @@ def test_packing_in_rounds_is_packing_one_by_one(given_: tuple[list[Arc], int], 
     nbytes, start, stop = np.array(made, np.int64).T
     found = pack(nbytes, start, stop, period, aligned=aligned)
     assert found.tolist() == packed_one_by_one(made, period, aligned)
+
+
+def test_a_round_is_played_only_where_it_places_many_for_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """17 chains of arcs of one size, each beside the one before it: a round would place one arc of each chain."""
+    rounds: list[int] = []
+    lowest = lowest_fit._lowest_of_each
+
+    def counted(*given: Any) -> NDArray[np.int64]:
+        rounds.append(len(given[3]))
+        return lowest(*given)
+
+    monkeypatch.setattr(lowest_fit, "_lowest_of_each", counted)
+    chains, length = 17, 1600
+    start = (np.arange(chains)[:, None] * (length + 1) + np.arange(length)).reshape(-1)
+    ones, period = np.ones(len(start), np.int64), chains * (length + 1)
+    found = pack(ones, start, start + 2, period)
+    assert found.tolist() == (np.arange(len(start)) % length % 2).tolist()
+    assert len(rounds) <= 1
 
 
 def test_an_arc_that_passes_the_end_of_the_ring_is_beside_what_comes_first() -> None:

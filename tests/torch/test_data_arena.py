@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from benchmarks.data_orders import layout_of  # noqa: E402
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.room_here import lead_for, memory_bytes  # noqa: E402
-from sentinel.data.sample_arena import ArenaShape, Missing, SampleArena, page_bytes_for, shape_within  # noqa: E402
-from sentinel.samples import Epoch, Order, Room, plan, simulate  # noqa: E402
+from sentinel.data.sample_arena import MOST_PAGES, ArenaShape, Missing, SampleArena, page_bytes_for, shape_within  # noqa: E402
+from sentinel.samples import ArenaPages, Epoch, Order, Room, plan, simulate  # noqa: E402
 from sentinel.system.limits import available_bytes  # noqa: E402
 from tests.data_files import content, shards  # noqa: E402
 from tests.processes import LONGEST_S  # noqa: E402
@@ -203,6 +203,12 @@ def test_an_arena_is_never_larger_than_the_memory(memory: int, even: bool) -> No
     shape = shape_within(memory, nbytes)
     assert shape.n_pages == 0 or shape.nbytes <= memory
     assert shape.n_pages * shape.page_bytes > 0.9 * min(memory, int(nbytes.sum())) - 50_000
+
+
+def test_numbers_of_pages_are_no_larger_than_their_columns_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert np.iinfo(ArenaPages(1).take(1).dtype).max >= MOST_PAGES
+    monkeypatch.setattr("sentinel.data.sample_arena.MOST_PAGES", 300)
+    assert shape_within(1 << 30, np.full(1000, 3000)).n_pages == 300
 
 
 def test_pages_suit_the_samples() -> None:

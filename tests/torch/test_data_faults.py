@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 
 from sentinel.core.errors import FormatError  # noqa: E402
@@ -257,6 +257,7 @@ def test_what_another_process_writes_to_the_memory_costs_time_only(tars: list[st
 
 def test_a_reader_that_hangs_is_not_waited_for_for_ever(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 0.05)
+    monkeypatch.setattr("sentinel.data.chunk_reader.LONGEST_READ_S", 0.0)
     loader = loader_of(tars, batch_size=4)
     feeding = loader._feeding
     assert isinstance(feeding, FileFeeding)
@@ -268,6 +269,26 @@ def test_a_reader_that_hangs_is_not_waited_for_for_ever(tars: list[str], monkeyp
     hangs.set()
     got += [number for batch in batches for number in batch.tolist()]
     assert got == torchs(0, 0)
+
+
+def test_a_read_that_takes_longer_than_patience_lasts_is_waited_for(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 2.0)
+    loader = loader_of(tars)
+    feeding, seconds = loader._feeding, iter([4.0])
+    assert isinstance(feeding, FileFeeding)
+    files = feeding._reader._state.files
+    real = files.chunk
+
+    def chunk(chunk: int, samples: Any) -> Any:
+        time.sleep(next(seconds, 0.0))
+        return real(chunk, samples)
+
+    monkeypatch.setattr(files, "chunk", chunk)
+    assert epoch_of(loader) == torchs(0, 0)
+    served = loader.report().all_epochs.served
+    assert (served.late, served.direct_reads) == (0, 0)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
+from torch import Tensor  # noqa: E402
 from torch.utils.data import Dataset  # noqa: E402
 
 import sentinel.data  # noqa: E402
@@ -131,6 +132,38 @@ def test_states_of_other_orders_are_refused(tars: list[str]) -> None:
         loader.load_state_dict({**loader.state_dict(), "losses": torch.zeros(3)})
     with pytest.raises(UsageError, match="not the state of a loader"):
         loader.load_state_dict([])
+
+
+class OnDevice(Tensor):
+    """As a tensor of a GPU: NumPy has no access to it."""
+
+    def cpu(self, *_: Any) -> Tensor:
+        return self.as_subclass(Tensor)
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
+
+
+def test_a_state_that_was_loaded_onto_a_device_is_taken(tars: list[str]) -> None:
+    loader, again = loader_of(tars), loader_of(tars)
+    epoch_of(loader, 4)
+    state = loader.state_dict()
+    again.load_state_dict({**state, "losses": state["losses"].as_subclass(OnDevice)})
+    assert torch.equal(again.state_dict()["losses"].nan_to_num(), state["losses"].nan_to_num())
+    assert epoch_of(again) == epoch_of(loader_of(tars))[128:]
+
+
+def test_a_state_that_cannot_be_taken_changes_nothing(tars: list[str]) -> None:
+    class Gone(OnDevice):
+        def cpu(self, *_: Any) -> Tensor:
+            raise RuntimeError("the device is gone")
+
+    loader, again = loader_of(tars), loader_of(tars)
+    epoch_of(loader, 4)
+    state = loader.state_dict()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        again.load_state_dict({**state, "losses": state["losses"].as_subclass(Gone)})
+    assert len(epoch_of(again)) == COUNT
 
 
 def test_losses_are_for_the_last_batch(tars: list[str]) -> None:

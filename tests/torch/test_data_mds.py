@@ -19,16 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import CapabilityError, FormatError, UsageError  # noqa: E402
-from sentinel.data.data_index import DataFiles, open_data  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.sources.mds_shards import MdsShards, PackedMdsShards  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
 from tests.data_files import content, mds  # noqa: E402
+from tests.torch.loaders import sample_of  # noqa: E402
 
 COLUMNS = {"image": ("bytes", None), "number": ("int", 8), "text": ("str", None)}
 
@@ -55,15 +56,10 @@ def written(folder: Path, counts: list[int], zstd: bool = False) -> None:
     mds(folder, COLUMNS, [[encoded(i) for i in range(*both)] for both in pairwise(ends)], zstd)
 
 
-def sample_of(data: DataFiles, sample: int) -> Any:
-    files = SourceFiles(data.layout, data.root, data.source)
-    return data.source.decode(files.sample(sample).data, files.path_of(sample))
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_loader_reads_shards_in_torchs_order(folder: Path, packed: bool) -> None:
     if packed:
-        pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+        pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
     written(folder, [20] * 30, packed)
     data = open_data(folder)
     assert data.layout.encoded == packed
@@ -80,7 +76,7 @@ def test_a_loader_reads_shards_in_torchs_order(folder: Path, packed: bool) -> No
 @pytest.mark.parametrize("name", ["raw", "zstd", "gz"])
 def test_files_of_the_library_itself_give_what_was_written(folder: Path, name: str) -> None:
     if name == "zstd":
-        pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+        pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
     data = open_data(Path(__file__).parents[1] / "golden" / "mds" / name)
     assert data.layout.n_samples == 12
     assert len(data.layout.files) > 1
@@ -165,7 +161,7 @@ def test_a_damaged_sample_names_the_shard(folder: Path) -> None:
 
 
 def test_a_shard_that_was_packed_anew_is_refused_by_name(folder: Path) -> None:
-    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
     written(folder, [5, 5], zstd=True)
     data = open_data(folder)
     shard = folder / "shard.00001.mds.zstd"
@@ -178,10 +174,10 @@ def test_a_shard_that_was_packed_anew_is_refused_by_name(folder: Path) -> None:
 
 
 def test_packed_shards_without_pyarrow_say_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
     written(folder, [5], zstd=True)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(CapabilityError, match=r"pip install 'sentinel-hm\[data\]'"):
+    with pytest.raises(CapabilityError, match=r"in a checkout: pip install '\.\[data\]'"):
         open_data(folder)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel.data  # noqa: E402
 from sentinel.cli import main  # noqa: E402
@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_columns_that_make_no_members_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
     import pyarrow.parquet as pq
 
     for number, (columns, said) in enumerate(
@@ -204,7 +204,7 @@ def test_columns_that_make_no_members_are_refused_and_nothing_is_left(tmp_path: 
 
 
 def test_keys_of_a_column_are_kept_apart(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"__key__": ["a", "a", "a-00000001"], "x": [b"1", b"2", b"3"]}), tmp_path / "a.parquet")

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
-pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
+pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
 
 import pyarrow.parquet as pq  # noqa: E402
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import CapabilityError, FormatError, UsageError  # noqa: E402
-from sentinel.data.data_index import DataFiles, open_data  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.room_here import cut_within  # noqa: E402
 from sentinel.data.sample_arena import SampleArena, shape_within  # noqa: E402
@@ -29,6 +29,7 @@ from sentinel.data.sources.source import is_encoded  # noqa: E402
 from sentinel.data.staged_samples import FromArena, Request  # noqa: E402
 from sentinel.samples import Order, SourceCosts  # noqa: E402
 from tests.data_files import content  # noqa: E402
+from tests.torch.loaders import sample_of  # noqa: E402
 
 
 @pytest.fixture
@@ -73,11 +74,6 @@ def checked(sample: dict[str, Any]) -> int:
     assert sample["label"] == f"class {i % 3}"
     assert sample["about"] == {"width": i, "tags": ["a", "b"][: i % 3]}
     return i
-
-
-def sample_of(data: DataFiles, sample: int) -> Any:
-    files = SourceFiles(data.layout, data.root, data.source)
-    return data.source.decode(files.sample(sample).data, files.path_of(sample))
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "snappy"])
@@ -223,7 +219,7 @@ def test_plan_counts_whole_row_groups(folder: Path) -> None:
 def test_without_pyarrow_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(folder, [4], 4)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(CapabilityError, match=r"pip install 'sentinel-hm\[data\]'"):
+    with pytest.raises(CapabilityError, match=r"in a checkout: pip install '\.\[data\]'"):
         open_data(folder)
     assert parquet_rows.ParquetRows().kind == "parquet"
 

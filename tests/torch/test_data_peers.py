@@ -12,14 +12,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
-valkey = pytest.importorskip("valkey", reason="needs valkey: pip install 'sentinel-hm[data]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
+valkey = pytest.importorskip("valkey", reason="needs valkey: pip install '.[data]'")
 
 from torch.utils.data import TensorDataset  # noqa: E402
 
@@ -126,9 +127,10 @@ def test_three_ranks_with_a_fifth_each_read_a_chunk_less_than_once(tmp_path: Pat
         assert 0.5 < feed.remote_hits / feed.samples < 0.8
         assert set(loader.report().hits_by_tier) <= {"server on this machine"}
         assert any(f"{feed.remote_hits:,}" in line for line in loader.report().text().splitlines() if "peers" in line)
-        loader.close()
     fields = [name for server in three for key in _keys(server) for name in valkey.Valkey(port=server.port).hkeys(key)]
     assert sum(name not in (BEGUN, OPEN) for name in fields) == len(plan.staging.kept), "what was used last was deleted"
+    for loader in loaders:
+        loader.close()
 
 
 def _keys(server: Server) -> list[bytes]:
@@ -352,6 +354,7 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
         ({"peers": ("a:1", "a:1", "b:1")}, "twice"),
         ({"peers": ("a:1", "b:1")}, "2 peers cannot be divided among 3 ranks"),
         ({"peers": ("a:port",)}, "'a:port' is not an address"),
+        ({"peers": ("node..rack:6379",)}, "'node..rack:6379' is not an address"),
         ({"share": "mine"}, "two ways to read once"),
         ({"order": "windowed"}, "windowed reads each chunk once"),
         ({"memory": 8192}, "too little to keep samples with peers; give at least"),
@@ -376,7 +379,7 @@ class One:
         self.share: RankShare = self.plan.share(self.layout, 0)
         progress.begin(n)
         self.board.taken[:] = 1  # so all reads are due
-        self.provider = ChunkProvider(self.files, self.board, self.rank, progress, threading.Event())
+        self.provider = ChunkProvider(self.files, self.board, self.rank, 0, progress, threading.Event())
         self.provider.begin(self.plan, self.share.reads, None)
         self.provider.start(2)
         self.provider.finish()
@@ -404,11 +407,41 @@ def test_wrong_bytes_in_a_server_are_no_samples(tmp_path: Path, three: list[Serv
     found = [number_of(sample) for sample in one.source.fetch(one.request(0, 8), served)]
     assert found == one.share.order[:8].tolist()
     assert (served.direct_reads, served.lost) == (4, 4), "what is no sample is read from its file"
-    stale = np.array([(5, 0, 77)], one.share.name.dtype).tobytes()
-    client.hset(key, stale, b"left by a rank that was lost")
-    later = WorldPlan(one.plan.staging, 1, 1, one.plan.reader, one.plan.names)
-    one.provider.begin(later, one.share.reads[:0], later)
-    assert not client.hexists(key, stale)
+    client.close()
+
+
+def test_what_nobody_has_deleted_goes_once_all_ranks_have_ended_the_epoch(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what a worker that was lost was to delete. A server that is silent then is asked an epoch later."""
+    monkeypatch.setattr("sentinel.data.peers.FIRST_PAUSE_S", 3600.0)
+    one = One(tmp_path, three[0], 96)
+    client, key, none = valkey.Valkey(port=three[0].port), one.rank.key, one.share.reads[:0]
+    ends = one.plan.staging.stay_until.copy()
+    ends[:10] = 0  # nobody keeps them
+    plans = [replace(one.plan, epoch=epoch) for epoch in range(4)]
+    plans[0] = replace(one.plan, staging=replace(one.plan.staging, stay_until=ends))
+    one.provider.begin(plans[1], none, plans[0])
+    assert client.hlen(key) == 2 + len(one.plan.names), "other ranks may be at the end of that epoch"
+    one.rank.peer.silent()
+    one.provider.begin(plans[2], none, plans[1])
+    assert client.hlen(key) == 2 + len(one.plan.names)
+    one.rank.peer._told[_ALONE_UNTIL] = 0
+    one.provider.begin(plans[3], none, plans[2])
+    assert set(client.hkeys(key)) == {BEGUN, OPEN, *names_of(one.plan.names[10:])}
+    client.close()
+
+
+def test_a_server_is_never_asked_for_a_list_of_all_that_it_has(tmp_path: Path, three: list[Server]) -> None:
+    """It would serve nobody else meanwhile."""
+    (loader,) = ranks(shards(tmp_path, [300]), three[:1], 1)
+    for epoch in range(3):
+        assert epoch_of([loader]) == expected(300, epoch, 1)
+    loader.close()
+    client = valkey.Valkey(port=three[0].port)
+    asked = client.info("commandstats")
+    assert "cmdstat_hdel" in asked
+    assert not asked.keys() & {f"cmdstat_{name}" for name in ("hkeys", "hgetall", "hvals", "hscan", "keys")}
     client.close()
 
 
@@ -429,6 +462,37 @@ def test_a_server_is_asked_once_for_each_batch(tmp_path: Path, three: list[Serve
     assert found == one.share.order[:96].tolist()
     assert sum(each.direct_reads for each in served) == sum(int(each.direct.sum()) for each in requests[:3])
     assert one.board.taken[:96].all()
+    one.source.hang_up()
+    client.close()
+
+
+def test_of_ranks_whose_samples_are_all_there_nothing_is_looked_at(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch would cost the more, the more ranks there are."""
+    one = One(tmp_path, three[0], 64)
+    one.source._ranks += [RankHash(Peer(server.address), b"sentinel:other") for server in three]
+    looked: list[RankHash | Peer] = []
+
+    def watched(told: Any) -> property:
+        def ask(of: RankHash | Peer) -> bool:
+            looked.append(of)
+            return bool(told.fget(of))
+
+        return property(ask)
+
+    for kind, name in ((RankHash, "waited_for"), (Peer, "left_alone")):
+        monkeypatch.setattr(kind, name, watched(vars(kind)[name]))
+    client, key = valkey.Valkey(port=three[0].port), one.rank.key
+    request = one.request(0, 8, one.request(8, 16))
+    assert [number_of(sample) for sample in one.source.fetch(request, Served())] == request.samples.tolist()
+    assert set(looked) == {one.rank.peer}
+    client.hdel(key, OPEN, *names_of(one.share.name[16:24]))
+    one.source.hang_up()
+    served, request = Served(), one.request(16, 24)
+    assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
+    assert served.lost == 8
+    assert set(looked) == {one.rank.peer, one.rank}
     one.source.hang_up()
     client.close()
 
@@ -530,6 +594,61 @@ def test_samples_stay_in_a_server_as_long_as_batches_are_delivered(
     client.close()
 
 
+def test_what_a_job_leaves_in_a_server_goes_soon_after_its_end(tmp_path: Path, three: list[Server]) -> None:
+    (loader,) = ranks(shards(tmp_path, [96]), three[:1], 1)
+    client = valkey.Valkey(port=three[0].port)
+    loader.close()
+    assert not client.keys("sentinel:*")
+    for _ in loader:
+        pass
+    (key,) = client.keys("sentinel:*")
+    assert client.ttl(key) > 60
+    loader.close()
+    assert client.ttl(key) <= 60
+    next(iter(loader))
+    assert client.ttl(key) > 60, "it goes on"
+    for _ in loader:  # the epoch that was begun is left
+        pass
+    assert client.ttl(key) > 60
+    loader.close()
+    client.close()
+
+
+def test_many_ranks_take_no_more_descriptors_than_few(tmp_path: Path, three: list[Server]) -> None:
+    tars = shards(tmp_path, [600])
+    addresses = tuple(server.address for server in three)
+    kept: list[Loader] = []
+
+    def taken(world: int) -> int:
+        before = len(os.listdir("/proc/self/fd"))
+        asked = {"batch_size": 1, "memory": "50%", "peers": addresses}
+        kept.append(sentinel.data.loader(tars, number_of, rank=0, world=world, **asked))
+        return len(os.listdir("/proc/self/fd")) - before
+
+    few = taken(3)
+    assert taken(300) <= few
+
+
+def test_workers_of_a_forkserver_know_300_ranks(tmp_path: Path, three: list[Server]) -> None:
+    """A forkserver passes on at most 251 descriptors."""
+    loader = sentinel.data.loader(
+        shards(tmp_path, [600]),
+        number_of,
+        batch_size=1,
+        memory="50%",
+        unit=16,
+        rank=0,
+        world=300,
+        peers=(three[0].address,),
+        workers=1,
+        multiprocessing_context="forkserver",
+    )
+    batches = iter(loader)
+    assert next(batches).tolist() == expected(600, 0, 300)[0][:1]
+    del batches
+    loader.close()
+
+
 def test_a_silent_server_is_asked_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
     monkeypatch.setattr("sentinel.data.peers.time.monotonic_ns", lambda: now[0])
@@ -584,3 +703,15 @@ def test_replies_are_read_as_the_protocol_has_them() -> None:
     listening, port = answering(b"-WRONGPASS no\r\n")
     with listening, pytest.raises(NotLetInError, match="WRONGPASS"):
         RespConnection("127.0.0.1", port, "secret", 300.0)
+
+
+def test_a_server_that_has_no_room_for_a_connection_is_given_the_right_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    listening, port = answering(b"-ERR max number of clients reached\r\n")
+    with listening:
+        Peer(f"127.0.0.1:{port}", "secret").greet()
+    assert "does not answer (ERR max number of clients reached)" in capsys.readouterr().err
+    listening, port = answering(b"-ERR AUTH <password> called without any password configured\r\n")
+    with listening, pytest.raises(UsageError, match="refuses this process"):
+        Peer(f"127.0.0.1:{port}", "secret").greet()

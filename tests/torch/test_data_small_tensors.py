@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.data import small_tensors  # noqa: E402
 from sentinel.data.small_tensors import ByValue  # noqa: E402

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
-from sentinel.data.data_index import DataFiles, RecordFiles, open_data  # noqa: E402
+from sentinel.data.data_index import RecordFiles, open_data  # noqa: E402
 from sentinel.data.page_cache import in_page_cache  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.sources.folder import FolderOfFiles  # noqa: E402
@@ -26,6 +28,7 @@ from sentinel.data.staged_samples import Failed, FromFiles, Request, StagedSampl
 from sentinel.files import load  # noqa: E402
 from sentinel.samples import Layout  # noqa: E402
 from tests.data_files import add, content, number_of, rows, shards  # noqa: E402
+from tests.torch.loaders import sample_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -39,17 +42,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def sample_of(data: DataFiles, sample: int) -> object:
-    files = SourceFiles(data.layout, data.root, data.source)
-    return data.source.decode(files.sample(sample).data, files.path_of(sample))
-
-
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_tar_gives_what_tarfile_gives(folder: Path, form: int) -> None:
     paths = shards(folder, [5, 1, 9], format=form)
     data = open_data(paths)
     assert data.layout.n_samples == 15
-    assert [number_of(sample_of(data, i)) for i in range(15)] == list(range(15))  # type: ignore[arg-type]
+    assert [number_of(sample_of(data, i)) for i in range(15)] == list(range(15))
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -144,7 +142,7 @@ def test_rows_of_arrays(folder: Path) -> None:
     path = rows(folder, 30)
     data = open_data(path)
     for i in (0, 29, 7):
-        assert np.array_equal(sample_of(data, i), np.load(path)[i])  # type: ignore[arg-type]
+        assert np.array_equal(sample_of(data, i), np.load(path)[i])
     for name, array, said in (
         ("f", np.asfortranarray(np.ones((3, 4))), "Fortran order"),
         ("n", np.float32(3), "without rows"),
@@ -174,12 +172,12 @@ def test_rows_of_a_tensor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     }
     save_file(tensors, folder / "a.safetensors")
     save_file({"tokens": tensors["tokens"]}, folder / "b.safetensors")
-    assert np.array_equal(sample_of(open_data(folder / "b.safetensors"), 19), [57, 58, 59])  # type: ignore[arg-type]
+    assert np.array_equal(sample_of(open_data(folder / "b.safetensors"), 19), [57, 58, 59])
     both = sentinel.data.safetensors([folder / "a.safetensors", folder / "b.safetensors"], "tokens")
     assert open_data(both).layout.n_samples == 40
     monkeypatch.setattr(Rows, "scan", None)  # the index comes from the cache
     again = sentinel.data.safetensors(both.paths, "tokens")
-    assert np.array_equal(sample_of(open_data(again), 21), [3, 4, 5])  # type: ignore[arg-type]
+    assert np.array_equal(sample_of(open_data(again), 21), [3, 4, 5])
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     found = sample_of(open_data(sentinel.data.safetensors(folder / "a.safetensors", "half")), 3)
@@ -218,7 +216,7 @@ def test_records_without_a_header(folder: Path) -> None:
     tokens.tofile(folder / "t.bin")
     data = open_data(sentinel.data.records(folder / "t.bin", "uint16", 33))
     assert data.layout.n_samples == 30
-    assert np.array_equal(sample_of(data, 29), tokens[29 * 33 : 30 * 33])  # type: ignore[arg-type]
+    assert np.array_equal(sample_of(data, 29), tokens[29 * 33 : 30 * 33])
     with pytest.raises(UsageError, match=r"there is no reader for .bin"):
         open_data(folder / "t.bin")
     with pytest.raises(FormatError, match="give a smaller shape"):
@@ -403,7 +401,7 @@ def test_a_file_that_is_cut_short_while_it_is_open_names_the_sample(folder: Path
     data = open_data(shards(folder, [4]))
     files = SourceFiles(data.layout, data.root)
     files.sample(0)
-    os.truncate(files.path_of(0), 1024)
+    os.truncate(files.path_of_file(0), 1024)
     with pytest.raises(FormatError, match="sample 3: the file ends within it"):
         files.sample(3)
 
@@ -433,7 +431,65 @@ def test_names_that_are_no_utf_8_are_read_without_a_kept_index(folder: Path) -> 
     name = os.fsdecode(b"caf\xe9.tar")
     os.rename(*shards(folder, [3]), folder / name)
     data = open_data(folder / name)
-    assert [number_of(sample_of(data, i)) for i in range(3)] == [0, 1, 2]  # type: ignore[arg-type]
+    assert [number_of(sample_of(data, i)) for i in range(3)] == [0, 1, 2]
     assert data.layout.digest == open_data(folder / name).layout.digest
     with pytest.raises(FormatError, match="is not UTF-8"):
         sentinel.data.index(folder / name)
+
+
+def test_an_index_made_anew_in_the_cache_takes_the_place_of_an_old_one_beside_the_data(folder: Path) -> None:
+    paths = shards(folder, [4])
+    sentinel.data.index(paths, beside=True)
+    os.utime(paths[0], ns=(0, 1))
+    with pytest.raises(FormatError, match="changed since it was indexed"):
+        open_data(paths)
+    sentinel.data.index(paths)  # as the error says
+    assert open_data(paths).layout.file_mtime_ns.tolist() == [os.stat(paths[0]).st_mtime_ns]
+
+
+def test_an_old_index_in_the_cache_is_no_matter_where_a_new_one_is_beside_the_data(folder: Path) -> None:
+    paths = shards(folder, [4])
+    sentinel.data.index(paths)
+    os.utime(paths[0], ns=(0, 1))
+    sentinel.data.index(paths, beside=True)
+    assert open_data(paths).layout.file_mtime_ns.tolist() == [os.stat(paths[0]).st_mtime_ns]
+
+
+def test_a_cache_that_may_not_be_entered_is_done_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, real = shards(folder, [4]), os.stat
+
+    def stat(path: Any, *given: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(os.environ["XDG_CACHE_HOME"]):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert open_data(paths).layout.n_samples == 4
+
+
+def test_a_folder_that_cannot_be_listed_is_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", ".hidden"):
+        (folder / name).mkdir()
+        (folder / name / "1").write_bytes(b"x")
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        if path in (str(folder / "b"), str(folder / ".hidden")):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(FormatError, match="folder: cannot be read: Permission denied") as error:
+        files_below(str(folder))
+    assert error.value.path == str(folder / "b")
+
+
+def test_a_folder_whose_name_is_no_utf_8_has_an_index_in_the_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = folder / os.fsdecode(b"caf\xe9")
+    named.mkdir()
+    paths = shards(named, [3])
+    assert [number_of(sample_of(open_data(paths), i)) for i in range(3)] == [0, 1, 2]
+    monkeypatch.setattr(TarShards, "scan", None)
+    assert open_data(paths).layout.n_samples == 3

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
-fsspec = pytest.importorskip("fsspec", reason="needs fsspec: pip install 'sentinel-hm[data]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
+fsspec = pytest.importorskip("fsspec", reason="needs fsspec: pip install '.[data]'")
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import CapabilityError, FormatError, UsageError  # noqa: E402
@@ -23,6 +23,7 @@ from sentinel.data.sources.paths import files_below, files_named, is_folder  # n
 from sentinel.data.sources.stored_file import StoredObject, Stream, file_at, files_at, opened  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
 from tests.data_files import mds, number_of, rows, shards  # noqa: E402
+from tests.torch.loaders import sample_of  # noqa: E402
 
 
 @pytest.fixture
@@ -52,26 +53,23 @@ def test_other_formats_of_a_store(store: Any, tmp_path: Path) -> None:
     path = rows(tmp_path, 20)
     store.pipe_file("/rows/a.npy", Path(path).read_bytes())
     data = open_data("memory://rows/a.npy")
-    found = SourceFiles(data.layout, data.root, data.source)
-    assert np.array_equal(data.source.decode(found.sample(7).data, found.path_of(7)), np.load(path)[7])
+    assert np.array_equal(sample_of(data, 7), np.load(path)[7])
     (tmp_path / "mds").mkdir()
     mds(tmp_path / "mds", {"x": ("str", None)}, [[{"x": b"a"}, {"x": b"bc"}]])
     store.put(str(tmp_path / "mds"), "/mds", recursive=True)
     data = open_data("memory://mds")
-    found = SourceFiles(data.layout, data.root, data.source)
-    assert data.source.decode(found.sample(1).data, found.path_of(1)) == {"x": "bc"}
+    assert sample_of(data, 1) == {"x": "bc"}
 
 
 def test_parquet_of_a_store(store: Any) -> None:
-    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
     import pyarrow.parquet as pq
 
     made = io.BytesIO()
     pq.write_table(pa.table({"a": list(range(40)), "b": ["x" * i for i in range(40)]}), made, row_group_size=10)
     store.pipe_file("/rows/a.parquet", made.getvalue())
     data = open_data("memory://rows/a.parquet")
-    found = SourceFiles(data.layout, data.root, data.source)
-    assert data.source.decode(found.sample(33).data, found.path_of(33)) == {"a": 33, "b": "x" * 33}
+    assert sample_of(data, 33) == {"a": 33, "b": "x" * 33}
 
 
 def test_an_object_that_changed_is_refused_by_name(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +127,7 @@ def test_what_is_not_there_is_refused_in_words(store: Any) -> None:
 
 def test_a_store_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(CapabilityError, match=r"pip install 'sentinel-hm\[data\]'"):
+    with pytest.raises(CapabilityError, match=r"in a checkout: pip install '\.\[data\]'"):
         open_data("s3://bucket/a.tar")
 
 

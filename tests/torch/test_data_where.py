@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from torch import nn  # noqa: E402
 
@@ -288,6 +288,39 @@ def test_a_disk_without_room_is_refused(tars: list[str], tmp_path: Path, monkeyp
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(UsageError, match=r"cannot be reserved \(No space left on device\)"):
         loader_of(tars, where=f"file:{folder}")
+
+
+def test_memory_is_reserved_in_parts_and_given_back_where_one_is_not_got(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Older kernels take back all that a call has reserved once a signal comes, and Python answers signals between
+    calls only."""
+    arena = SampleArena(ArenaShape(10, 10 * 1024, 4096), reserved=False)
+    tables, whole, parts, real = arena.held_bytes, arena.shape.parts[5], list[int](), os.posix_fallocate
+    stops: list[BaseException] = [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+
+    def reserved(descriptor: int, at: int, nbytes: int) -> None:
+        if stops and len(parts) == 2:
+            raise stops.pop(0)
+        parts.append(nbytes)
+        real(descriptor, at, nbytes)
+
+    monkeypatch.setattr("os.posix_fallocate", reserved)
+    for error in (UsageError, KeyboardInterrupt):
+        parts.clear()
+        with pytest.raises(error):
+            arena.reserve()
+        assert sum(parts) < whole
+        assert arena.held_bytes == tables
+    parts.clear()
+    arena.reserve()
+    assert (sum(parts), max(parts) <= 64 * MIB) == (whole, True)
+    assert arena.held_bytes >= arena.shape.nbytes
+    parts.clear()
+    stops.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        arena.reserve()
+    assert arena.held_bytes >= arena.shape.nbytes, "what was there before may hold samples"
 
 
 # --- what it takes from tensors ---

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import torch
 from torch import nn
@@ -303,6 +303,14 @@ def test_an_error_of_the_factory_is_told_with_its_name() -> None:
         raise ZeroDivisionError("no weights here")
 
     with pytest.raises(UsageError, match="job failed on fake tensors: ZeroDivisionError: no weights here"):
+        estimated(job, "job")
+
+
+def test_an_error_of_the_optimizers_factory_is_told_so_too() -> None:
+    def job() -> tuple[nn.Module, torch.Tensor, None, Callable[[Any], torch.optim.Optimizer]]:
+        return nn.Linear(64, 64), torch.empty(32, 64), None, lambda parameters: torch.optim.SGD(parameters, lr=-1.0)
+
+    with pytest.raises(UsageError, match="job failed on fake tensors: ValueError: Invalid learning rate"):
         estimated(job, "job")
 
 

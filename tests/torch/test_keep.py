@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import torch
 from torch import nn
@@ -232,6 +232,27 @@ def test_the_last_word_counts_on_a_module_and_on_a_tensor_of_it() -> None:
     assert (pins.slow, "0.weight" in pins.fast) == ((), True)
 
 
+class Compared(str):
+    """A pattern that counts how often it is compared."""
+
+    __slots__ = ()
+    times = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+
+def test_patterns_are_looked_up_among_what_is_kept_and_not_tried_in_turn() -> None:
+    job = Job()
+    sentinel.keep_fast(job.model)
+    patterns = (*(Compared(f"{number}.other") for number in range(100)), Compared("0.weight"))
+    pins, _ = pins_of_job(Pins(slow=patterns), TrainingJob([job.model], [job.optimizer]))
+    assert pins.slow == patterns[:-1]
+    assert Compared.times < 3 * len(patterns)
+
+
 @pytest.mark.parametrize("wrong", [3, None, [torch.ones(3)]])
 def test_what_is_neither_tensor_nor_module_nor_pattern(wrong: object) -> None:
     with pytest.raises(sentinel.UsageError, match="is not accepted"):
@@ -252,6 +273,19 @@ def test_wrong_words_are_refused(words: dict[str, object], told: str) -> None:
     with pytest.raises(sentinel.UsageError, match=told):
         sentinel.start_profile(**{"fast": "64MiB", **words})
     assert not sentinel.active()
+
+
+def test_small_tensors_of_a_module_are_left_out_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job()
+    job.model.extend([nn.Unflatten(1, (8, WIDTH // 8)), nn.BatchNorm1d(8)])
+    job.optimizer = torch.optim.AdamW(job.model.parameters())
+    sentinel.keep_fast(job.model)
+    plan = job.placed(fast="80%")
+    assert tiers_of(plan, "6.weight") == {0}
+    assert pins_of(plan.details).fast == tuple(
+        f"{layer}.{kind}" for layer in (0, 2, 4, 6) for kind in ("weight", "bias")
+    )
+    assert "matches no parameter" not in capsys.readouterr().err
 
 
 def test_names_of_tied_tensors_all_name_them_and_strangers_are_told() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.step_follower import StepFollower
 from sentinel.core.trace import BORN, FREED, PAGE_RUN_DTYPE, ROLES, LayerId, Quality
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import calling_lines, names, ticks
+from sentinel.profiler import calling_lines, names, operators, ticks
 from sentinel.profiler.annotate import annotate
 from sentinel.profiler.pages.protocol import PageSamples
 from sentinel.profiler.record import StepRecorder
@@ -217,6 +218,15 @@ def test_a_recorder_that_could_not_start_ends_no_other(memory):
     assert "add_" in trace.ops
 
 
+def test_a_recording_that_is_abandoned_leaves_nothing_behind():
+    recorder = StepRecorder()
+    recorder.start([], [])
+    torch.ones(1000).add_(1)
+    assert operators.events_so_far()
+    recorder.abandon()
+    assert not operators.events_so_far()
+
+
 def test_the_step_ends_with_stop(memory):
     recorder = StepRecorder()
     recorder.start([], [])
@@ -280,6 +290,24 @@ def test_what_the_tracker_took_is_in_its_layers_time_and_told_layer_by_layer(mem
     profile = attribute(trace)
     least = (0.05 * trace.layer_ns).astype(int)
     assert profile.layer_ns.tolist() == np.maximum(trace.layer_ns - told.layer_overhead_ns, least).tolist()
+
+
+@pytest.mark.parametrize("pages", [True, False])
+def test_operators_of_other_threads_are_lost_by_the_recorder_and_not_by_the_page_tracker(memory, pages):
+    recorder = StepRecorder()
+    recorder.start([], [])
+    x = torch.ones(1000)
+    other = threading.Thread(target=x.add_, args=(1,))
+    other.start()
+    other.join(60)
+    assert not other.is_alive()
+    recorder.tick(0)
+    samples = PageSamples(np.zeros(0, PAGE_RUN_DTYPE), Quality("ebpf", "touched layers", lost=2), {}) if pages else None
+    quality = recorder.finish(memory.events(), [LayerId("a")], [], samples).quality
+    assert quality.lost == (2 if pages else 1)
+    assert [note for note in quality.notes if "other threads" in note] == [
+        "1 operators of other threads were not recorded"
+    ] * pages
 
 
 def test_a_tensor_is_told_by_the_line_of_the_program_that_made_it(memory):

@@ -148,10 +148,9 @@ def applied(plan: Plan, profile: Profile | None, machine: Machine, **more) -> It
 
     drop = more.pop("discard", None)
 
-    def discard(offset: int, nbytes: int) -> None:
+    def discard(offset: int, nbytes: int) -> int:
         discarded.append((offset, nbytes))
-        if drop is not None:
-            drop(offset, nbytes)
+        return nbytes if drop is None else drop(offset, nbytes)
 
     more.setdefault("ranges", lambda block: [])
     before = more.pop("before", None)

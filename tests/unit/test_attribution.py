@@ -11,7 +11,8 @@ from sentinel.core.attribution import attribute
 from sentinel.core.errors import UsageError
 from sentinel.core.extents import merge_extents
 from sentinel.core.lifetimes import PREVIOUS
-from sentinel.core.trace import Quality
+from sentinel.core.trace import PAGE_RUN_DTYPE, SEEN_READ, Quality
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from tests.traces import Tape
 
 
@@ -354,6 +355,48 @@ class TestPages:
         tape.tick()
         tape.tick()
         assert touched_extents(attribute(tape.trace()), "large") == [(0, 0, 32, 32, -1), (0, 32, 100, 1, 1)]
+
+    def granules(self, touched):
+        """Of a table of granules, `touched` whole or not at all."""
+        tape = Tape(1)
+        tape.before("table", len(touched) * HUGE_PAGE_BYTES, address=HUGE_PAGE_BYTES)
+        tape.tick()
+        quality = Quality("ebpf", "touched layers", granularity_bytes=4096, large_granularity_bytes=HUGE_PAGE_BYTES)
+        runs = np.zeros(int(touched.sum()), PAGE_RUN_DTYPE)
+        runs["npages"], runs["seen"] = HUGE_PAGE_BYTES // PAGE_BYTES, SEEN_READ
+        runs["page"] = (1 + np.flatnonzero(touched)) * runs["npages"]
+        return attribute(replace(tape.trace(quality=quality), pages=runs))
+
+    def test_a_granule_is_one_observation(self):
+        even = [self.granules(np.random.default_rng(seed).random(4096) < 0.3) for seed in range(40)]
+        assert sum(profile.is_cut for profile in even) <= 1, "taken for single pages, chance looks like structure"
+
+    def test_granules_that_are_always_touched_are_told_from_those_that_seldom_are(self):
+        chance = np.where(np.arange(4096) < 1024, 1.0, 0.1)
+        profile = self.granules(np.random.default_rng(0).random(4096) < chance)
+        assert profile.extents["offset"].tolist() == [0, 1024 * HUGE_PAGE_BYTES]
+
+    def test_smaller_tensors_beside_them_are_watched_by_pages(self):
+        tape = self.tape()
+        for page in range(100, 132):
+            tape.touch(page)
+        tape.tick()
+        tape.tick()
+        quality = Quality("ebpf", "touched layers", granularity_bytes=4096, large_granularity_bytes=HUGE_PAGE_BYTES)
+        assert touched_extents(attribute(tape.trace(quality=quality)), "large") == [(0, 0, 32, 32, 0)]
+
+    def test_which_pages_were_touched_is_not_known_where_no_tracker_watches(self):
+        tape = self.tape()
+        outside = tape.before("outside", 8192, address=4096 * 500, managed=False)
+        tape.read(outside)
+        tape.read(0)
+        tape.touch(12)
+        tape.tick()
+        tape.tick()
+        profile = attribute(tape.trace())
+        found = access(profile, "outside", 0)
+        assert (found["reads"], found["pages_touched"], found["pages_written"]) == (1, -1, -1)
+        assert access(profile, "a", 0)["pages_touched"] == 0
 
     @pytest.mark.parametrize(("lost", "counted"), [(0, 3 * 4096), (1, 100 * 4096)])
     def test_an_operator_that_spans_a_table_counts_for_the_pages_it_touched(self, lost, counted):

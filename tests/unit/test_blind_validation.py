@@ -75,7 +75,7 @@ def test_who_predicts_again_says_why_and_what_became_of_the_predictions_before(
 
 def test_what_was_asked_for_is_told_on_a_calibrated_host_too() -> None:
     """There a session's links are no faster than copies, and have their prices."""
-    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     from benchmarks._blind_prediction import as_asked
     from sentinel.tiers.choice import links_between
 
@@ -258,7 +258,7 @@ def test_the_page_tells_tries_the_commit_the_links_and_what_was_forced(tmp_path:
 
 
 def test_ours_is_forced_to_move_only_where_the_price_of_moves_keeps_it_from_that() -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     from benchmarks._blind_prediction import forced
     from sentinel.core.budget import Budget
     from sentinel.core.errors import UsageError
@@ -281,7 +281,7 @@ def test_ours_is_forced_to_move_only_where_the_price_of_moves_keeps_it_from_that
 def test_other_physics_are_dearer_in_latency_and_cheaper_in_bytes_than_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     from dataclasses import replace
 
     from benchmarks._other_physics import OtherPhysics, SharedLink

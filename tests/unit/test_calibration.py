@@ -237,6 +237,16 @@ def test_a_containers_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         plan_measurements(_host(), nbytes=256 * MIB)
 
 
+@pytest.mark.usefixtures("all_cpus")
+def test_without_nodes_what_the_kernel_can_give_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what is free at the moment, which on a busy host is little: the rest is page cache."""
+    monkeypatch.setattr(limits, "available_bytes", lambda: 100 * MIB)
+    alone = Topology()
+    assert plan_measurements(alone, nbytes=34 * MIB).nbytes == 34 * MIB
+    with pytest.raises(CapabilityError, match=r"node 0 has 100.00 MiB free.*give --size 34.00MiB or less"):
+        plan_measurements(alone, nbytes=36 * MIB)
+
+
 def test_the_tightest_cgroup_around_this_process_counts(tmp_path: Path) -> None:
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -167,6 +167,14 @@ def test_the_page_has_each_row_its_bounds_and_the_goals() -> None:
     assert "takes 1.20 times as long as in stock PyTorch" in " ".join(cap_page.summary(told))
 
 
+def test_the_readme_counts_the_goals_of_all_models() -> None:
+    told, model = page_of(seen(stock=1.0, tuned=0.8, file=0.9)), page_of(seen(stock=1.0, tuned=0.8, file=0.9), "vgg16")
+    told["goals"], model["goals"] = [{"met": True}, {"met": None}], [{"met": False}, {"met": True}]
+    said = " ".join(cap_page.summary(told, [model]))
+    assert "Of the goals for this and 1 other model 3 were judged and 1 were not; missed: 1." in said
+    assert "Of the goals for this model 1 were judged and 1 were not; missed: 0." in " ".join(cap_page.summary(told))
+
+
 def test_what_is_measured_is_kept_until_all_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cap._bench, "commit", lambda: "one")
     into = tmp_path / "cap.json"

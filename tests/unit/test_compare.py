@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.planner import POLICIES, check_policies, plan_curve, sweep
+from sentinel.planner import POLICIES, check_policies, plan, sweep
 from sentinel.planner.sweep import (
     DEFAULT_POLICIES,
     Point,
@@ -155,12 +156,13 @@ def test_every_policy_may_use_a_plan_for_less_fast_memory_again_or_none_may(monk
         assert large.migrated_bytes_per_step == small.migrated_bytes_per_step
 
 
-def test_the_curve_is_that_of_plan_curve_and_ends_at_all_fast() -> None:
+def test_a_point_of_the_curve_is_the_best_plan_up_to_it_and_the_last_is_all_fast() -> None:
     subject = make_subject("p", PROFILE, MACHINE)
     budgets = [subject.footprint_bytes * k // 5 // 4096 * 4096 for k in (1, 3, 5)]
     found = list(curve(subject, PROFILE, MACHINE, {f"b{b}": b for b in reversed(budgets)} | {"again": budgets[0]}))
     assert [point.fast_bytes for point in found] == budgets
-    assert [point.step_ns for point in found] == [p.predicted_step_ns for p in plan_curve(PROFILE, MACHINE, budgets)]
+    alone = [plan(PROFILE, MACHINE.with_fast_capacity(nbytes)).predicted_step_ns or 0 for nbytes in budgets]
+    assert [point.step_ns for point in found] == list(accumulate(alone, min))
     assert found[-1].speed == 1
     assert found[0].speed is not None
     assert found[0].speed < 1

@@ -76,6 +76,17 @@ def test_a_comparison_is_not_marked_as_executed_unless_both_reports_are(kinds: t
     assert badge in page(DifferenceReport(Difference(a, b)))
 
 
+def test_an_applied_step_is_not_compared_with_a_predicted_one() -> None:
+    """One run has no step that ran as planned."""
+    ran = {"kind": "executed", "step_ns_applied": 3_000_000, "step_ns_predicted": 1_000_000}
+    astray = {"kind": "executed", "step_ns_applied": None, "step_ns_predicted": 2_000_000}
+    a, b = (SavedReport(name, headline, {}) for name, headline in (("a", ran), ("b", astray)))
+    assert Difference(a, b).answer().startswith("As predicted, a step takes 2.00 ms instead of 1.00 ms (+100.0%)")
+    assert Difference(a, a).answer().startswith("A step takes 3.00 ms instead of 3.00 ms (+0.0%)")
+    unknown = SavedReport("c", astray | {"step_ns_predicted": None}, {})
+    assert "step" not in Difference(a, unknown).answer()
+
+
 def test_equal_reports_differ_in_nothing(tmp_path: Path) -> None:
     a, b = (written(tmp_path / name, [1, 0, 0]) for name in ("a.json", "b.json"))
     found = difference(a, b)

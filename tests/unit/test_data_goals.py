@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from benchmarks import data, data_page, data_run, importance, importance_page
 from benchmarks._data_goals import NOISES, Goal, Loaders, at_least, at_most, goals

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sentinel.migration.clock import Clock
-from sentinel.migration.delay import WORTH_A_SLEEP_NS, Delay
+from sentinel.migration.delay import MOST_CREDIT_NS, WORTH_A_SLEEP_NS, Delay
+from tests.unit.engine_builders import HandClock
 
 
 class Sleeper:
@@ -37,3 +38,24 @@ def test_the_total_is_what_was_owed_however_long_sleeps_take(cost_ns: int, share
     assert sleeper.ns - begin == delay.injected_ns
     assert abs(delay.injected_ns - n * cost_ns) <= longest
     assert sleeper.sleeps > 100
+
+
+def test_a_pause_of_the_process_pays_for_little() -> None:
+    """As by Ctrl-Z in a sleep: later steps have their delays."""
+    hand, cost_ns, pause_ns = HandClock(), 1_000_000, 3_600_000_000_000
+
+    def sleep_until(deadline_ns: int) -> None:
+        hand.ns = deadline_ns + pause_ns
+
+    delay = Delay(Clock(lambda: hand.ns, sleep_until))
+    now = delay.inject(cost_ns, hand.ns)
+    assert now == 1 + cost_ns + pause_ns
+    assert delay.injected_ns == cost_ns + MOST_CREDIT_NS
+    pause_ns = 0
+    free = MOST_CREDIT_NS // cost_ns
+    for _ in range(free):
+        assert delay.inject(cost_ns, now) == now
+    for count in range(1, 4):
+        now = delay.inject(cost_ns, now)
+        assert now == hand.ns
+        assert delay.injected_ns == (1 + free + count) * cost_ns

@@ -70,6 +70,33 @@ def test_a_layer_waits_for_what_is_due_and_the_record_says_for_how_long() -> Non
     assert late == [(1, 130, True), (0, 20, False)] * 2
 
 
+def test_what_is_held_while_a_layer_waits_is_in_its_most() -> None:
+    """Layer 0 waits 50 ns for what comes back to fast memory; until then that holds room in both tiers."""
+    step = dataclasses.replace(
+        line(Job(0, 1, 5, 20), Job(1, 0, 5, 150), held=(5, 0), n_layers=3),
+        starts_at=[(), (0,), (1,)],
+        due_before=[(1,), (), (0,)],
+    )
+    _, record = play(step, 1)
+    assert record.layer_stall_ns == [50, 0, 0]
+    assert record.layer_held_bytes == [[5, 5], [5, 5], [5, 5]]
+    assert record.layer_slow_bytes == [0, 5, 5]
+
+
+def test_what_dies_as_a_layer_begins_is_in_its_most_only_if_the_layer_waits() -> None:
+    for duration, stall, most in ((150, 50, [8, 5]), (90, 0, [5, 0])):
+        step = dataclasses.replace(
+            line(Job(0, 1, 5, 20), Job(1, 0, 5, duration), held=(5, 0), n_layers=3),
+            starts_at=[(), (0,), (1,)],
+            due_before=[(1,), (), (0,)],
+            born_bytes=[[0, 0, 3], [0, 0, 0]],
+            dead_bytes=[[3, 0, 0], [0, 0, 0]],
+            held_bytes=[8, 0],
+        )
+        _, record = play(step, 1)
+        assert (record.layer_stall_ns[0], record.layer_held_bytes[0]) == (stall, most)
+
+
 def test_a_step_that_leaves_all_as_it_found_it_is_played_once_for_all_that_follow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

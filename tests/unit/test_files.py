@@ -380,6 +380,17 @@ def test_new_files_get_the_rights_that_the_user_gives_files(tmp_path: Path) -> N
     assert (tmp_path / "plan").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_that_is_written_again_keeps_its_rights(tmp_path: Path, mode: int) -> None:
+    save(PLAN, tmp_path / "plan")
+    (tmp_path / "plan").chmod(mode)
+    (tmp_path / "latest").symlink_to("plan")
+    for path in (tmp_path / "plan", tmp_path / "latest"):
+        save(dataclasses.replace(PLAN, policy=path.name), path)
+        assert load_plan(tmp_path / "plan").policy == path.name
+        assert (tmp_path / "plan").stat().st_mode & 0o777 == mode
+
+
 def test_a_file_too_long_is_refused_before_it_is_read(tmp_path: Path) -> None:
     for length in (1 << 28, 1 << 40):
         with open(tmp_path / "long", "wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -121,8 +122,9 @@ TURNS = [_block(0, 3, 0, 2), _block(0, 2, 2, 3), _block(1, 3, 4, 6)]
 """Of pages 0, 1, 2, 3: a has 0-2, then b at once 0-1, then after a layer c 1-3, then a again."""
 
 
-def _running_on(plan: Plan):
-    return applied(plan, None, replace(emulated_machine(plan.capacity_bytes[0], slow_node=0), name="one"), strict=True)
+def _running_on(plan: Plan, **more: Any):
+    machine = replace(emulated_machine(plan.capacity_bytes[0], slow_node=0), name="one")
+    return applied(plan, None, machine, strict=True, **more)
 
 
 def _held_at_each_layer(running: Running) -> list[int]:
@@ -157,6 +159,15 @@ def test_the_engine_keeps_to_the_budget() -> None:
     assert run.counters.discarded_bytes > 0
     assert run.counters.discarded_bytes_per_step == run.counters.discarded_bytes // run.counters.steps
     assert sum(nbytes for _, nbytes in running.discarded) == run.counters.discarded_bytes
+
+
+def test_what_could_not_be_dropped_is_not_counted_as_dropped() -> None:
+    """A page that a tensor has still, or half of one, stays."""
+    with _running_on(_plan(TURNS, 6, spare_pages=0), discard=lambda offset, nbytes: nbytes - PAGE_BYTES) as running:
+        running.step(2)
+        counters = running.engine.end_run().counters
+        asked = [nbytes for _, nbytes in running.discarded]
+    assert counters.discarded_bytes == sum(asked) - len(asked) * PAGE_BYTES
 
 
 def test_a_step_that_is_cut_short_lets_all_go() -> None:

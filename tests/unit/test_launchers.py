@@ -9,7 +9,7 @@ import pytest
 from sentinel.cli.launchers import LAUNCHERS, command_for, require_no_launcher
 from sentinel.core.errors import UsageError
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
@@ -41,7 +41,7 @@ def test_what_is_not_understood_gets_the_command_for_any_script(words: tuple[str
 
 
 def test_accelerate_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("accelerate", reason="needs accelerate: pip install 'sentinel-hm[dev]'")
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install '.[dev]'")
     assert (
         refused(monkeypatch, "--fast", "20%", "accelerate", "launch", "--num_processes", "2", "train.py", "-x")
         == "accelerate launch --num_processes 2 --no_python sentinel run --fast 20% train.py -x"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
-from sentinel.core.errors import FormatError
-from sentinel.files import digest, load, load_machine, save
+from sentinel.core.errors import FormatError, UsageError
+from sentinel.files import containers, digest, documents, load, load_machine, save
+from sentinel.files.digests import canonical, checksum, columns_of
+from sentinel.files.formats import BY_NAME
 from sentinel.samples import Layout
+from tests.builders import make_machine
 
 LAYOUT = Layout(
     format="tar",
@@ -36,10 +41,90 @@ def test_a_layout_is_read_as_it_was_written(tmp_path: Path) -> None:
         load_machine(tmp_path / "layout")
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../a.tar", "below/../../a.tar", "", "a\0b"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a.tar", "below/../../a.tar", ""])
 def test_a_name_that_leads_out_of_the_data_is_refused(tmp_path: Path, name: str) -> None:
     save(replace(LAYOUT, files=("a.tar", name)), tmp_path / "layout")
     with pytest.raises(FormatError, match="leads out of the folder"):
+        load(tmp_path / "layout")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\udc80"])
+def test_a_name_that_no_file_can_hold_is_not_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be saved"):
+        save(replace(LAYOUT, files=("a.tar", name)), tmp_path / "layout")
+    assert not list(tmp_path.iterdir())
+
+
+def of_files(count: int) -> Layout:
+    """So many files of a sample each."""
+    whole, offsets = np.arange(count), np.zeros(count, np.int64)
+    return Layout(
+        format="folder",
+        files=tuple(f"a folder of pictures/größer {number:08d}.png" for number in range(count)),
+        file_nbytes=whole + 1,
+        file_mtime_ns=whole,
+        chunk_file=whole.astype(np.int32),
+        chunk_offset=offsets,
+        chunk_nbytes=whole + 1,
+        chunk_samples=np.ones(count, np.int32),
+        sample_offset=offsets,
+        sample_nbytes=whole + 1,
+    )
+
+
+def test_names_take_nothing_of_what_an_index_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "MAX_INDEX_BYTES", 10_000)
+    layout = of_files(1_000)
+    save(layout, tmp_path / "layout")
+    found = load(tmp_path / "layout")
+    assert isinstance(found, Layout)
+    assert (found.files, found.digest) == (layout.files, layout.digest)
+
+
+def test_what_could_never_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "MAX_INDEX_BYTES", 10_000)
+    monkeypatch.setattr(documents, "MAX_BYTES", 100)
+    for noun, what in ((replace(LAYOUT, description="x" * 10_000), "layout.* its index"), (make_machine(), "its file")):
+        with pytest.raises(UsageError, match=f"this .*{what} would have .*; save one of fewer"):
+            save(noun, tmp_path / "file")
+    monkeypatch.setattr(containers, "MAX_BYTES", 1_000)
+    with pytest.raises(UsageError, match="its file would have"):
+        save(LAYOUT, tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_layout_of_version_1_is_read(tmp_path: Path) -> None:
+    """Written by the program as it was when the names of files stood in the header."""
+    old = Path(__file__).parent / "files_of_before" / "layout-1.safetensors"
+    found = load(old)
+    assert isinstance(found, Layout)
+    assert (found.files, found.digest) == (LAYOUT.files, LAYOUT.digest)
+    save(found, tmp_path / "now")
+    assert digest(load(tmp_path / "now")) == digest(LAYOUT)
+    damaged = old.read_bytes().replace(b"below/b.tar", b"below/c.tar")
+    (tmp_path / "damaged").write_bytes(damaged)
+    with pytest.raises(FormatError, match="damaged"):
+        load(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        (b"a.tar\0\xff", "not UTF-8"),
+        (b"a.tar", "file_nbytes has 2 rows, not 1"),
+        (b"a\0b\0c", "file_nbytes has 2 rows, not 3"),
+        (bytes(1000), "1001 texts, and no column has as many rows"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(tmp_path: Path, names: bytes, rule: str) -> None:
+    save(LAYOUT, tmp_path / "layout")
+    raw = (tmp_path / "layout").read_bytes()
+    told = json.loads(json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["sentinel"])
+    form = BY_NAME["sentinel-layout"]
+    columns = {**columns_of(LAYOUT, form), "files": np.frombuffer(names, np.uint8)}
+    told["checksum"] = checksum(form, canonical(told["header"]), columns)
+    (tmp_path / "layout").write_bytes(safetensors.numpy.save(columns, {"sentinel": canonical(told)}))
+    with pytest.raises(FormatError, match=rule):
         load(tmp_path / "layout")
 
 

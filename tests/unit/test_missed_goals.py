@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from benchmarks.missed_goals import MARKS, PAGE, ROOT, missed, page
 
 PAGE_OF_GOALS = """# Times
@@ -37,3 +39,16 @@ def test_no_mark_of_another_page_is_left_out() -> None:
     for path in (path for path in (ROOT / "docs").glob("*.md") if path.name != PAGE):
         if any(mark in path.read_text() for mark in MARKS):
             assert f"({path.name})" in made, path.name
+
+
+def test_every_miss_is_spelt_as_it_is_looked_for_and_listed() -> None:
+    for path in (path for path in (ROOT / "docs").glob("*.md") if path.name != PAGE):
+        text = path.read_text()
+        told = re.findall(r"(?i)\*\*(?:missed|not held)[^|]*?\*\*", text)
+        assert set(told) <= set(MARKS), path.name
+        assert len(list(missed(text))) >= len(told), path.name
+
+
+def test_the_last_goal_of_a_sentence_has_no_stop() -> None:
+    goals = "Goals: a step at most 2 (3): **missed**; in all at most 4 (5): **missed**.\nMore."
+    assert list(missed(f"# Times\n\n{goals}\n")) == ["Times: a step at most 2 (3)", "Times: in all at most 4 (5)"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -27,18 +27,19 @@ from sentinel.migration.run_recorder import RunRecorder
 from sentinel.tiers.tier import HeldBlock, Job
 from tests.builders import make_profile, param, persistent_plan
 
-FAST, SLOW = 0, 1
+FAST, SLOW, LAST = range(3)
 NBYTES = 16 * 4096
 ALL, MOST, HALF, FEW, NONE = NBYTES, NBYTES - 4096, NBYTES // 2, 4096, 0
-EXTRA_NS, LAYER = 1009, 2
+EXTRA_NS, LAST_EXTRA_NS, LAYER = 1009, 2003, 2
 
 
 class Script:
-    """A mover, and the slow tier it moves to and from: jobs end as `end` says."""
+    """A mover, and a slower tier that it moves to and from: jobs end as `end` or `tell` says."""
 
-    def __init__(self) -> None:
+    def __init__(self, extra_ns: int = EXTRA_NS) -> None:
         self.spec = TierSpec("slow", "node", 1 << 40, 0, 10**9, 10**9, node=1)
         self.holds_pages = True
+        self.extra_ns = extra_ns
         self.jobs = 0
         self._ended: list[Moved] = []
 
@@ -53,11 +54,14 @@ class Script:
         return self.jobs
 
     def delay_ns(self, rows: np.ndarray) -> np.ndarray:
-        return np.full(len(rows), EXTRA_NS, np.int64)
+        return np.full(len(rows), self.extra_ns, np.int64)
 
     def end(self, move: Move, outcome: Outcome, fast_bytes: int, moved_bytes: int, error: int = 0) -> None:
         held = (fast_bytes, NBYTES - fast_bytes)
-        self._ended.append(Moved(move.job, 11, 13, moved_bytes, held, outcome, error, move.target))
+        self.tell(Moved(move.job, 11, 13, moved_bytes, held, outcome, error, move.target))
+
+    def tell(self, moved: Moved) -> None:
+        self._ended.append(moved)
 
     def ended(self) -> int:
         return len(self._ended)
@@ -70,19 +74,20 @@ class Script:
 
 
 class Stage:
-    """One block of 16 pages that layer 2 reads, in `tier`, and what is needed to move it."""
+    """One block of 16 pages that layer 2 reads, in `tier` of `tiers`, and what is needed to move it."""
 
-    def __init__(self, tier: int) -> None:
+    def __init__(self, tier: int, tiers: int = 2) -> None:
         profile = make_profile([param("w", NBYTES, [LAYER])], 4)
         uses = np.zeros(1, USE_DTYPE)
         uses["layer"], uses["touched_bytes"] = LAYER, NBYTES
-        plan = replace(persistent_plan(profile, [tier]), uses=uses)
+        names, capacity = ("fast", "slow", "last")[:tiers], (1 << 26, 1 << 40, 1 << 40)[:tiers]
+        plan = replace(persistent_plan(profile, [tier]), uses=uses, tier_names=names, capacity_bytes=capacity)
         self.script, self.recorder, self.said = Script(), RunRecorder(), list[str]()
-        tiers = [None, self.script]
-        self.where = BlockTable(plan, tiers)  # type: ignore[arg-type]
+        there = [None, self.script, Script(LAST_EXTRA_NS)][:tiers]
+        self.where = BlockTable(plan, there)  # type: ignore[arg-type]
         self.where.held[0] = True
         self.where.place(0, tier)
-        self.moves = Moves(tiers, self.script, self.where, lambda block: [])  # type: ignore[arg-type]
+        self.moves = Moves(there, self.script, self.where, lambda block: [])  # type: ignore[arg-type]
         job = JobMemory(lambda block: [], self.said.append)
         self.outcomes = Outcomes(plan, job, self.where, self.recorder, PageAudit(plan, 0))
         self.block_mover = BlockMover(self.moves, self.where, self.outcomes, job.clock)
@@ -181,3 +186,43 @@ def test_a_move_that_succeeds_ends_the_series_of_failures() -> None:
         else:
             stage.move(FAST, outcome, NONE, error=errno.ENOMEM, step=step)
     assert stage.submit(FAST, step=5) is not None
+
+
+@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED], ids=["comes back", "stays"])
+def test_what_is_queued_behind_a_move_that_went_to_the_last_tier_starts_there(outcome: Outcome) -> None:
+    stage = Stage(FAST, tiers=3)
+    down, up = stage.submit(SLOW), stage.submit(FAST)
+    assert down is not None
+    assert up is not None
+    stage.script.tell(Moved(down.job, 11, 13, NBYTES, (0, 0, NBYTES), Outcome.DONE, 0, LAST))
+    stage.block_mover.collect()
+    assert (stage.where.tier[0], up.source, up.served_by) == (LAST, LAST, LAST)
+    assert stage.where.slow_ns[LAYER] == LAST_EXTRA_NS
+    comes = outcome is Outcome.DONE
+    held = (NBYTES, 0, 0) if comes else (0, 0, NBYTES)
+    error = 0 if comes else errno.ENOMEM
+    stage.script.tell(Moved(up.job, 17, 19, NBYTES if comes else 0, held, outcome, error, FAST))
+    stage.block_mover.collect()
+    assert stage.where.tier[0] == (FAST if comes else LAST)
+    assert stage.where.slow_ns[LAYER] == (0 if comes else LAST_EXTRA_NS)
+    rows = stage.recorder.run(("fast", "slow", "last"), ALL, emulated=False).migrations
+    assert rows[["source", "target"]].tolist() == [(FAST, LAST), (LAST, FAST)]
+
+
+class Books(dict[int, Move]):
+    """Counts how often somebody goes through it."""
+
+    scans = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.scans += 1
+        return super().__iter__()
+
+
+def test_a_look_at_pages_does_not_go_through_all_that_is_under_way() -> None:
+    stage = Stage(SLOW)
+    stage.moves._by_job = books = Books()
+    for _ in range(3):
+        begun = stage.moves.look_at(Move(0, 1, 0, FAST, SLOW, NBYTES, "stray"), first=False)
+        assert begun.refused == []
+    assert (len(books), books.scans) == (3, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -204,6 +205,23 @@ def test_without_a_file_of_its_own_each_has_an_equal_part(tmp_path: Path) -> Non
     path.symlink_to(tmp_path / "elsewhere")
     assert NodeShare(8 * PAGE, rank(0), str(tmp_path)).alone
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_others_cannot_be_told_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (NodeShare(8 * PAGE, rank(number), str(tmp_path)) for number in (0, 1))
+    second.of_need(PAGE)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sentinel.system.node_share.os.pwrite", full)
+        assert first.of_need(100 * PAGE) == 4 * PAGE
+    assert "No space left" in first.alone
+    again = NodeShare(8 * PAGE, rank(1), str(tmp_path))
+    assert again.of_need(100 * PAGE) == 4 * PAGE
+    assert first.of_need(100 * PAGE) == 4 * PAGE
+    assert first.alone == ""
 
 
 def test_a_process_that_was_stopped_with_the_lock_is_not_waited_for(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks._observed import observed
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import UsageError
 from sentinel.core.plan import Block, Migration
 from sentinel.core.units import PAGE_BYTES
-from sentinel.simulator import observed
 from tests.builders import act, make_profile, param, persistent_plan
 from tests.traces import Tape
 

@@ -71,13 +71,15 @@ def test_the_validation_pages_are_made_from_their_results() -> None:
 def test_the_page_of_training_under_a_cap_is_made_from_its_results() -> None:
     results, models = cap_page.results()
     assert (DOCS / "cap.md").read_text() == cap_page.page(results, models)
-    assert between(TEXT, cap_page.BEGIN, cap_page.END, cap_page.summary(results)) == TEXT
+    assert between(TEXT, cap_page.BEGIN, cap_page.END, cap_page.summary(results, models)) == TEXT
 
 
 def test_what_is_said_of_a_cap_that_the_kernel_counts_is_made_from_its_results() -> None:
     page, results = (DOCS / "storage.md").read_text(), told("cap-held.json")
     assert page == cap_held_page.rewritten(page, results)
     assert results["results"]["missed"] == []
+    missed = cap_held_page.rewritten(page, results | {"results": results["results"] | {"missed": ["losses differ"]}})
+    assert "\nlosses differ: **missed**. After the fourth step" in missed
 
 
 def test_what_is_said_of_transfers_beside_computing_is_made_from_their_results() -> None:
@@ -90,7 +92,8 @@ def test_what_is_said_of_transfers_beside_computing_is_made_from_their_results()
     made = {"when": "2026-11-26T12", "machine": machine, "results": found | {"missed": cap_traffic.judged(slower, cpu)}}
     text = " ".join(cap_traffic_page.rewritten(page, made | settings).split())
     assert "A step takes 1.031 times as long as one without (0.990 to 1.100, of 11 pairs); 80% of the bytes" in text
-    assert "**Missed: a step beside transfers takes 1.031 of one without; 0.050 processor s for each GB read.**" in text
+    assert "Goals: a step at most 1.03 times as long as one without (1.031): **missed**; at most 0.04 s" in text
+    assert "for each GB read (0.050): **missed**; at most 0.04 s for each GB written (0.020): met." in text
     assert cap_traffic.judged({"median": 1.03}, {"written": 0.04, "read": 0.04}) == []
 
 

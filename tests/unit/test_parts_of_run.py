@@ -191,7 +191,7 @@ def test_the_curve_marks_what_was_asked_for() -> None:
 @pytest.mark.parametrize("saved", [False, True])
 def test_the_wait_between_reports_keeps_their_share(monkeypatch: pytest.MonkeyPatch, saved: bool) -> None:
     """Nothing to report here; it is due later and later, and never while it is being written."""
-    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     now = [0.0]
     monkeypatch.setattr(kept_files.time, "monotonic", lambda: now[0])
     kept = KeptFiles(report="-")
@@ -210,7 +210,7 @@ def test_with_a_file_the_report_is_written_from_the_first_step_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """There no plan is made, from which on there would be something to tell."""
-    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     from sentinel import session
     from sentinel.session.passive import PassiveSession
 

@@ -13,7 +13,7 @@ from benchmarks.ladder import RUNGS, ladder, shared_pages
 from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
-from sentinel.planner import POLICIES, bound, footprint_bytes, plan, plan_curve
+from sentinel.planner import POLICIES, bound, footprint_bytes, plan, sweep
 from sentinel.planner.lowest_fit import pack
 from sentinel.planner.packing import live_peak_bytes, pack_pages, pack_slots
 from sentinel.planner.paper import Sentinel2021
@@ -288,13 +288,14 @@ def test_a_curve_takes_the_plan_for_less_memory_where_that_is_faster(monkeypatch
     profile = make_profile([param("a", 4096, [0])], 2)
     step_ns = {10: 700, 20: 900, 30: 700, 40: 600}
 
-    def made(profile, machine, policy, *, budget):
-        pages = budget.fast_bytes // 4096
-        plan = persistent_plan(profile, [0], fast_bytes=budget.fast_bytes)
-        return replace(plan, predicted_step_ns=step_ns[pages], details={"made_for": pages})
+    def made(profile, machine, policy):
+        pages = machine.fast.capacity_bytes // 4096
+        plan = persistent_plan(profile, [0], fast_bytes=machine.fast.capacity_bytes)
+        return replace(plan, predicted_step_ns=step_ns[pages], details={"gap": pages / 100})
 
-    monkeypatch.setattr("sentinel.planner.make_plan.plan", made)
-    curve = plan_curve(profile, make_machine(), [pages * 4096 for pages in (40, 20, 10, 30)])
-    assert [plan.predicted_step_ns for plan in curve] == [600, 700, 700, 700]
-    assert [plan.details["made_for"] for plan in curve] == [40, 10, 10, 30]
-    assert [plan.capacity_bytes[0] // 4096 for plan in curve] == [40, 20, 10, 30]
+    subject = sweep.make_subject("p", profile, make_machine())
+    monkeypatch.setattr(sweep, "plan", made)
+    points = list(sweep.curve(subject, profile, make_machine(), {str(p): p * 4096 for p in (40, 20, 10, 30)}))
+    assert [point.fast for point in points] == ["10", "20", "30", "40"]
+    assert [point.step_ns for point in points] == [700, 700, 700, 600]
+    assert [point.gap for point in points] == [0.1, 0.1, 0.3, 0.4]

@@ -84,11 +84,14 @@ def test_the_goal_is_of_each_machine_and_amount_and_a_miss_is_told():
 
 def test_what_was_not_run_is_told(monkeypatch):
     monkeypatch.setattr(policies_page.traces, "NAMES", ("resnet32", "gpt2"))
+    monkeypatch.setattr(policies_page, "MACHINES", ("cxl-m5",))
     both = [cell("resnet32", 0.9, 0.5), cell("gpt2", 0.9, 0.5), {**cell("resnet32", 0.9, 0.5), "machine": "numa-m5"}]
     assert "Not run, for time: gpt2 on numa-m5." in page_of(both)
     assert "Not run, for time: gpt2 on cxl-m5 with 60%." in page_of([*both[:2], cell("resnet32", 0.9, 0.5, "60%")])
     assert "Not run" not in page_of(both[:2])
     assert "Not run, for time: gpt2 on any." in page_of(both[:1])
+    monkeypatch.setattr(policies_page, "MACHINES", ("cxl-m5", "numa-m5", "numa-m2"))
+    assert "Not run, for time: any model on numa-m2; gpt2 on numa-m5." in page_of(both)
 
 
 def test_every_policy_of_the_table_may_use_a_plan_for_less_fast_memory_again(monkeypatch):

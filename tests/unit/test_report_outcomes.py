@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sentinel.cli.story import worst
 from sentinel.core.counters import Counters
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run, TrialDecision
 from sentinel.reports import build_report
@@ -54,6 +55,21 @@ def test_a_long_run_says_which_steps_its_tables_hold() -> None:
     cut = run([0, 1, 2, 3, *range(1936, 2000)], steps=2000)
     assert kept_steps(cut).startswith("Tables and medians cover the first 4 and the last 64 of 2,000 steps")
     assert of_run(cut).all() == [kept_steps(cut)]
+
+
+def test_what_went_wrong_in_a_step_whose_rows_are_gone_is_told() -> None:
+    counts = {"steps": 2000, "migrations": 6000, "failed": 3, "partial": 2, "fast_peak_bytes": 100 + (1 << 20)}
+    cut = run([0, 1, 2, 3, *range(1936, 2000)], **counts)
+    assert of_run(cut).serious == [
+        "3 of 6,000 migrations failed.",
+        "2 of 6,000 migrations moved only a part of their bytes.",
+        "The fast tier held up to 1.00 MiB more than its budget.",
+    ]
+    assert worst(build_report(executed=cut))[:3] == of_run(cut).serious
+
+
+def test_what_failed_under_an_earlier_plan_is_no_share_of_what_this_one_moved() -> None:
+    assert of_run(run([0], steps=1, steps_before=9, migrations=1, failed=3)).serious == ["3 migrations failed."]
 
 
 def test_what_the_kernel_placed_is_an_outcome() -> None:

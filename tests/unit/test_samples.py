@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 
@@ -319,6 +320,25 @@ def test_ranks_with_much_room_look_several_epochs_ahead() -> None:
         before = plan(layout, order, room, Epoch(now, following, later=tuple(later)), before)
         reads.append(simulate(layout, before).reads_per_chunk)
     assert max(reads[1:]) < 0.6
+
+
+def test_what_a_rank_plans_in_hardly_grows_with_the_number_of_ranks() -> None:
+    """It looks 128 epochs ahead; all samples of each take 8 bytes a sample."""
+    layout = even(512, 64)
+    room, order = Room.of(layout, layout.nbytes), Order(world=64, rank=1)
+    n, ahead = layout.n_samples, epochs_ahead(layout, order, room)
+    assert ahead == 128
+    tracemalloc.start()
+    try:
+        later = (permutation(n, seed) for seed in range(2, 1 + ahead))
+        found = plan(layout, order, room, Epoch(permutation(n, 0), permutation(n, 1), later=later))
+        assert tracemalloc.get_traced_memory()[1] < 300 * n
+    finally:
+        tracemalloc.stop()
+    together = tuple(permutation(n, seed) for seed in range(2, 1 + ahead))
+    same = plan(layout, order, room, Epoch(permutation(n, 0), permutation(n, 1), later=together))
+    assert np.array_equal(found.stay_at, same.stay_at)
+    assert np.array_equal(found.stay_until, same.stay_until)
 
 
 def test_plans_of_all_ranks_are_those_of_their_version() -> None:

@@ -86,6 +86,7 @@ def test_a_late_transfer_stalls_the_layer_that_needs_it():
     assert run_.layers["stall_ns"].tolist() == [0, 0, stall, 0, 0, 0, 0, 0]
     assert run_.migrations["outcome"].tolist() == [OUTCOMES.index("late"), OUTCOMES.index("done")]
     assert run_.counters.cases == {"1": 0, "2": 0, "3": 1}
+    assert run(profile, plan, make_machine(3 * MB), steps=3).counters == run_.counters
 
 
 def test_one_mover_a_direction_takes_jobs_in_order():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sentinel.core.errors import UsageError
-from sentinel.core.layer_cycle import ROUNDS, LayerCycle, Tick
+from sentinel.core.layer_cycle import MOST_TICKS, ROUNDS, LayerCycle, Tick
 from sentinel.core.step_follower import Position, StepFollower
 from sentinel.core.trace import LayerId
 
@@ -209,6 +209,21 @@ def test_a_cycle_of_one_layer():
     assert follow(follower, [("x", "")] * 3) == [0, 0, 0]
 
 
+def test_a_profiled_step_that_never_ends_is_refused_by_its_layers_where_no_optimizer_steps() -> None:
+    follower = StepFollower()
+    for _ in range(MOST_TICKS):
+        follower.tick(("", ""))
+    follower.require_end(64)
+    follower.tick(("", ""))
+    with pytest.raises(UsageError, match=r"gone on for 65537 layers; call sentinel\.end_profile\(\)"):
+        follower.require_end(64)
+    follower.boundary()  # with one, a step may have more layers: sixty critics to a generator may be meant
+    follower.tick(("", ""))
+    follower.require_end(64)
+    follower.learn()
+    follower.require_end(0)
+
+
 # ---- how steps end, and who follows them
 
 
@@ -296,6 +311,13 @@ def test_a_change_that_is_kept_is_followed_from_its_first_tick_on() -> None:
     follower.keep_change()
     assert [layer.name for layer in follower.layers] == ["a", "c"]
     assert follower.n_changes == 1
+
+
+def test_a_cycle_that_went_on_is_no_change() -> None:
+    follower = learned("abc")
+    follower.detect_changes()
+    follower.keep_change()
+    assert (follower.detecting, follower.n_changes) == (False, 0)
 
 
 def test_a_step_that_was_recorded_is_followed_unless_it_is_already() -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sentinel.core.run import Run
+from sentinel.core.run import REASONS, Run
 from sentinel.core.units import format_bytes
 from sentinel.reports import Setup, build_report
 from sentinel.reports.html.lanes import lanes, typical_step
 from sentinel.reports.html.page import page
+from sentinel.reports.setup import BucketRow
 from sentinel.reports.summary import summary
 from sentinel.system.host_load import HostLoad
 from tests.builders import make_machine
@@ -162,6 +163,15 @@ def test_processor_time_stands_beside_the_load() -> None:
     assert told in " ".join(report.text().split())
 
 
+def test_processor_time_is_shared_by_the_steps_of_all_plans_and_shapes() -> None:
+    run = replace(executed(), counters=replace(executed().counters, steps=4, steps_before=16))
+    setup = loads(0.05, 0.12)
+    assert build_report(executed=run, setup=setup).headline["cpu_ns_per_applied_step"] == 10**9 // 20
+    shapes = (BucketRow("0", 20, 1, 0, 0), BucketRow("unknown", 5, 1, 0, 0))
+    setup = replace(setup, buckets=shapes)
+    assert build_report(executed=run, setup=setup).headline["cpu_ns_per_applied_step"] == 10**9 // 25
+
+
 def test_a_plan_with_room_for_all_saves_nothing() -> None:
     from sentinel import planner
 
@@ -201,3 +211,19 @@ def test_a_step_without_migrations_is_not_shown() -> None:
     moves = run.migrations[run.migrations["step"] != run.steps["step"][1]]
     assert typical_step(executed(steps=run.steps, migrations=moves)) != run.steps["step"][1]
     assert typical_step(executed(migrations=np.empty(0, run.migrations.dtype))) is None
+
+
+def test_what_is_moved_once_only_is_no_migration_of_a_step() -> None:
+    """A plan that moves nothing within a step: what it moves as it begins and ends is not drawn, all steps count."""
+    run = executed()
+    moves = run.migrations[run.migrations["step"] == run.steps["step"][0]][:2].copy()
+    moves["reason"] = [REASONS.index("initial"), REASONS.index("restore")]
+    once = executed(migrations=moves)
+    assert typical_step(once) is None
+    assert lanes(once, PLAN, PROFILE.layers) == ""
+    again = run.migrations[run.migrations["step"] == run.steps["step"][0]][2:]
+    both = executed(migrations=np.concatenate([moves, again]))
+    assert f", {len(again)} migrations," in lanes(both, PLAN, PROFILE.layers)
+    report = build_report(profile=PROFILE, plan=PLAN, executed=once)
+    assert "Migrations over 3 steps" in page(report)
+    assert "Migrations, over 3 steps" in report.text()

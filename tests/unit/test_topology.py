@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.cli import doctor
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import format_bytes
@@ -189,6 +190,14 @@ def test_links_that_nobody_measured_carry_what_one_mover_does_in_pages(host: Tre
     for word in ("cxl-asic-x8=1GiB+nvme-gen4", "emulated:cxl-asic-x8=1GiB+nvme-gen4"):
         three = machine_for(word)
         assert [three.link(*pair).bandwidth_bytes_per_s for pair in ((1, 0), (2, 0), (0, 2))] == [2e9, 7e9, 5e9]
+
+
+def test_doctor_says_at_what_rate_moves_are_planned_if_nobody_measured_them(host: Tree) -> None:
+    host.online("0-1").node(0, "0-1", "10 20").node(1, "", "20 10")
+    (line,) = doctor.speeds(host.read(), None)
+    most = {link.bandwidth_bytes_per_s / 1e9 for link in machine_for("auto").links}
+    assert most == {2.0}
+    assert "planned at 2 GB/s at most" in line
 
 
 def test_a_derived_write_bandwidth_says_so() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.missed_goals import missed
 from benchmarks.validation import DISTURBED, judged, known, orders, summary
 from benchmarks.validation_page import page
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
@@ -45,7 +46,7 @@ def test_the_error_is_the_mean_of_both_halves_and_what_was_said_ahead_is_told_be
 
 
 def test_each_half_is_held_against_the_steps_between_its_own() -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     from benchmarks._validated_run import halves
     from sentinel.session.planning import Dataflow
 
@@ -66,7 +67,7 @@ def test_each_half_is_held_against_the_steps_between_its_own() -> None:
 
 
 def test_what_each_tier_held_is_counted_by_layer_in_steps_that_ran_as_planned() -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     from benchmarks._validated_run import accounts
 
     profile = make_profile([param("a", 4 * MB, [1]), param("b", MB, [0]), param("c", 2 * MB, [1])], 2)
@@ -146,4 +147,10 @@ def test_the_page_has_every_cell_its_spread_and_why_one_is_missing() -> None:
     assert "| static | 20% | +1.0% |  | 1.0% | 1.0% |" in text
     assert "| lru | 20% | +10.0% | +10.0% |" in text  # as it was predicted ahead
     assert "- `all-fast` with 20% fast memory (b): too small" in text
-    assert "8 %: held." in text
+    assert "(goal: 3 % and 8 %): held." in text
+    assert "Every example trains with each of 3 policies on **emulated** slow memory" in text
+    far = summary([cell("a", "lru", 0.09)])
+    text = page({**where, "steps": 20, "threads": 2, "results": far})
+    assert "Every example trains with `lru` on **emulated** slow memory" in text
+    (goal,) = missed(text)
+    assert goal.startswith("Simulated against executed: **Mean error of the step 9.0%, worst 9.0%** (a lru 20%)")

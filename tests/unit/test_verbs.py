@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel import cli, files, tiers
+from sentinel import cli, files, simulator, tiers
 from sentinel.cli import calibrate, compare, compare_executed, plan, report, run, script, simulate
 from sentinel.cli.common import OK, as_a_file, machine_named
 from sentinel.core.errors import SentinelError, UsageError
@@ -107,6 +107,9 @@ def test_simulate_prints_the_run_in_numbers(saved: dict[str, str], capsys: pytes
     assert rows["step"][0] == format_ns(SIMULATED.step_ns or 0)
     assert rows["  all fast"][0] == format_ns(all_fast)
     assert found["case1"] + found["case2"] + found["case3"] == sum(SIMULATED.counters.cases.values())
+    assert found["steps"] == 3
+    once = simulate.numbers(simulator.simulate(PLAN, PROFILE, MACHINE, steps=1))
+    assert rows["layers"][0] == "/".join(str(once[f"case{case}"]) for case in (1, 2, 3))
 
 
 def test_report_draws_what_was_saved(saved: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

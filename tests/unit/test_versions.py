@@ -76,7 +76,7 @@ def test_a_tested_torch_is_named_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_session_asks_before_anything_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     import sentinel
     from sentinel import session
 

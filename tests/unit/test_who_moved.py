@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.core.counters import Counters
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, MovedBy, Run, Witnessed
@@ -76,6 +76,16 @@ def test_what_is_read_later_is_added() -> None:
         MovedBy("syscall", True, 1, 16),
         MovedBy("syscall", False, 1, 13),
         MovedBy("demotion", False, 1, 7),
+    }
+
+
+def test_a_reason_that_only_a_newer_kernel_has_is_told_by_its_number() -> None:
+    moves = np.array([move(3, 1, "damon", own=False), move(5, 1, "damon", own=False)], MOVE_DTYPE)
+    moves["reason"] = len(REASONS), -1
+    found = moved_by(Sightings(moves, 0, 0, {}))
+    assert set(found) == {
+        MovedBy(f"reason {len(REASONS)}", False, 1, 3),
+        MovedBy("reason -1", False, 1, 5),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -87,3 +89,30 @@ def test_chunks_are_divided_evenly_and_stay_with_their_rank_where_others_come() 
     moved = three != four
     assert (four[moved] == 3).all()
     assert 0.23 < moved.mean() < 0.27
+
+
+def test_readers_are_those_of_before_and_found_in_a_few_numbers_a_chunk() -> None:
+    assert readers(24, 5).tolist() == [0, 4, 4, 1, 1, 0, 2, 4, 2, 3, 4, 0, 2, 0, 2, 1, 2, 2, 3, 1, 4, 2, 0, 1]
+    tracemalloc.start()
+    try:
+        readers(10_000, 200)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100 * 10_000, "whatever the number of ranks"
+
+
+def test_who_reads_a_chunk_is_not_worked_out_again() -> None:
+    layout = even(20, 8)
+    first, second = epochs(layout, Order(world=2), Room.of(layout, layout.nbytes // 2), 2)
+    assert second.reader is first.reader
+
+
+def test_what_a_rank_may_delete_is_what_it_brought_and_nobody_keeps() -> None:
+    layout, world = even(20, 8), 3
+    for plan in epochs(layout, Order(world=world), Room.of(layout, layout.nbytes // 2), 3):
+        over = [plan.not_kept(layout, rank) for rank in range(world)]
+        kept = {name.tobytes() for name in plan.names[plan.staging.kept]}
+        assert {name.tobytes() for names in over for name in names} == {n.tobytes() for n in plan.names} - kept
+        for rank, names in enumerate(over):
+            assert (plan.reader[layout.chunk_of[names["sample"].astype(np.int64)]] == rank).all()

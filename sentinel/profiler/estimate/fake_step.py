@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +41,8 @@ BLIND_TO = (
     "what depends on values that are not known: `.item()` gives 1, and no two rows of a sparse gradient are the same",
 )
 
+T = TypeVar("T")
+
 
 def estimated(make: Callable[[], object], where: str) -> Profile:
     """The profile of one step of the job that `make()`, called `where` in messages, gives; without times.
@@ -52,7 +55,7 @@ def estimated(make: Callable[[], object], where: str) -> Profile:
     recorder = FakeRecorder()
     fakes = _Fakes()
     with fakes, recorder:
-        job = job_of(_made(make, where), where)
+        job = _made(lambda: job_of(make(), where), where)  # a factory may give one of its optimizer
         trace = _recorded(job, recorder, where)
     profile = attribute(trace)
     notes = (NOTE, ON_ZEROS.format(", ".join(sorted(fakes.ran)))) if fakes.ran else (NOTE,)
@@ -76,7 +79,7 @@ class _Fakes(FakeTensorMode):
         return may
 
 
-def _made(make: Callable[[], object], where: str) -> object:
+def _made(make: Callable[[], T], where: str) -> T:
     try:
         return make()
     except SentinelError:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sentinel.core.ending import end_all
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.page_runs import in_chunks, pages_of_runs
-from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality
+from sentinel.core.trace import LEAST_GRANULES, SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.profiler.pages import native_touch
 from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody
@@ -31,7 +31,6 @@ _TOO_OLD = errno.EOPNOTSUPP  # what the library says where no right would help
 
 GRANULE_BYTES = 2 << 20
 """What large tensors may be watched by instead of pages: a huge page, which one fault maps whole."""
-_LEAST_GRANULES = 4  # in a tensor that is watched by them
 
 TWICE = "reads of a page after its first write in the same layer"
 PINNED = "direct I/O (O_DIRECT), process_vm_* and other calls that pin the pages they access"
@@ -196,7 +195,7 @@ class ArmedTracker:
 
     def _least_bytes(self) -> int:
         """Of tensors watched in granules; 0: none is."""
-        return _LEAST_GRANULES * self.granule_bytes if self.granule_bytes != PAGE_BYTES else 0
+        return LEAST_GRANULES * self.granule_bytes if self.granule_bytes != PAGE_BYTES else 0
 
     def close(self) -> None:
         """See PageTracker."""
@@ -280,6 +279,7 @@ class ArmedTracker:
             late=int(state.late),
             overhead_ns=overhead_ns,
             granularity_bytes=int(state.unit_pages) * PAGE_BYTES,
+            large_granularity_bytes=GRANULE_BYTES if self._least_bytes() else 0,
             blind_to=blind,
             notes=(
                 "a touch is a layer in which the page was used, not an access to DRAM",

@@ -5,7 +5,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <errno.h>
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -119,7 +119,7 @@ struct Recording {
 Recording *recording = nullptr;  // never freed: an operator that began in it may end after it
 std::atomic<const char *> owner{nullptr};
 std::atomic<int> recorders{0};  // threads that are in `record`
-pid_t begun_in = 0;
+uint64_t most_events = 0;  // a recording breaks off with so many
 std::atomic<uint64_t> lost{0};
 std::atomic<int> broken{0};  // errno of what broke the recording off; 0: nothing did
 sn_shim::Lines *const lines = new sn_shim::Lines;  // immortal: operators run while the program ends
@@ -240,9 +240,16 @@ class Recorder {
   Recorder &operator=(const Recorder &) = delete;
 };
 
+// Runs in each forked child, which would go on recording for all its life. A log that another thread was changing cannot
+// be freed there.
+void leave_to_parent() {
+  owner = nullptr;
+  if (recorders.exchange(0) != 0) recording = nullptr;
+}
+
 // There is no owner any more: whoever is in `record` has found one before, and leaves. It may want the GIL for that.
 void wait_for_recorders() {
-  if (recorders.load() == 0 || getpid() != begun_in) return;  // a forked child has no such threads
+  if (recorders.load() == 0) return;
   void *const state = PyEval_SaveThread();
   while (recorders.load() != 0) sn_nap_until(sn_now_ns() + 20000);
   PyEval_RestoreThread(state);
@@ -256,6 +263,7 @@ void record(Body body) {
   if (owner.load() != &thread_mark) return;  // sn_recorder_stop was called, and does not wait for this one
   if (broken.load(std::memory_order_relaxed) != 0) return;
   const int error = sn::guarded([&] {
+    if (recording->events.size() >= most_events) return -ENOBUFS;
     body(*recording);
     return 0;
   });
@@ -421,9 +429,11 @@ uint64_t copy_out(const std::vector<T> &from, uint64_t first, uint64_t count, T 
 
 extern "C" {
 
-int sn_recorder_start(uint64_t count, const char *const *worded) {
+int sn_recorder_start(uint64_t count, const char *const *worded, uint64_t most) {
   if (handle != at::INVALID_CALLBACK_HANDLE) return -EBUSY;
   return sn::guarded([&] {
+    static const int at_fork = pthread_atfork(nullptr, nullptr, leave_to_parent);
+    if (at_fork != 0) return -at_fork;
     Recording fresh;
     fresh.events.reserve(1 << 16);
     fresh.words.reserve(1 << 14);
@@ -431,10 +441,9 @@ int sn_recorder_start(uint64_t count, const char *const *worded) {
     for (uint64_t i = 0; i < count; ++i) fresh.worded.insert(worded[i]);
     if (recording == nullptr) recording = new Recording;
     *recording = std::move(fresh);
+    most_events = most;
     lost = 0;
     broken = 0;
-    if (begun_in != getpid()) recorders = 0;  // a parent's
-    begun_in = getpid();
     // It asks for no inputs: whoever holds those of a node keeps AccumulateGrad from taking a gradient as it is.
     const at::CallbackHandle of_nodes = at::addGlobalCallback(
         at::RecordFunctionCallback(on_node_start, on_node_end).scopes({at::RecordScope::BACKWARD_FUNCTION}));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import combinations
 
 import numpy as np
@@ -63,6 +64,22 @@ def test_a_step_of_very_many_layers_is_placed_in_fewer_runs(monkeypatch):
     profile = make_profile([param("once", 6 * PAGE, [0]), param("twice", 10 * PAGE, [0, 1])], 2)
     machine = make_machine(8 * PAGE)
     assert tiers_by_benefit(one_tier(profile, machine, 0, "x"), profile, machine).tolist() == [1] * 8 + [0] * 8
+
+
+def test_what_a_page_takes_is_a_few_bytes():
+    """64 GiB: sixteen million pages."""
+    profile = make_profile([param("p", 64 << 30, [0])], 1)
+    machine = make_machine(16 << 30)
+    plan = one_tier(profile, machine, 0, "x")
+    tracemalloc.start()
+    try:
+        tier = tiers_by_benefit(plan, profile, machine)
+        placed = with_page_tiers(plan, profile, tier, "x")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * len(tier)
+    assert [(block.nbytes >> 30, block.tier) for block in placed.blocks] == [(16, 0), (48, 1)]
 
 
 @settings(max_examples=60, deadline=None)

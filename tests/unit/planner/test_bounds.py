@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from sentinel.core.cost import base_ns, slow_extra_ns
+from sentinel.planner import lower_bound, relaxation
 from sentinel.planner.bound_program import Program, least_extra_ns, most_saved_ns, room_rows
 from sentinel.planner.lagrangian_bound import Certifier
 from sentinel.planner.lower_bound import bound, exchange_bound
+from sentinel.planner.master import Master
 from sentinel.planner.relaxation import make_groups
-from tests.builders import GB, act, make_machine, make_profile, param
+from tests.builders import GB, MIB, act, make_machine, make_profile, param
 from tests.three_tiers import three_tiers
+from tests.unit.test_planner import network
 
 LARGE = 1 << 20
 
@@ -77,3 +80,47 @@ def test_a_middle_tier_saves_no_more_than_its_bytes_do():
     saved = np.array([8.0])  # both are alike: one group, used once
     for capacity, most in ((0, 0.0), (LARGE, 4.0), (4 * LARGE, 8.0)):
         assert most_saved_ns(profile, groups, saved, capacity).tolist() == pytest.approx([most, 0])
+
+
+def test_what_does_not_fit_into_the_program_is_left_out_the_fewest_bytes_first(monkeypatch):
+    """Two groups of four layers each, and room for six: the larger one is counted, and the bound stays one."""
+    profile = make_profile([param("small", LARGE, [0, 1]), param("large", 4 * LARGE, [0, 2])], 4)
+    machine = make_machine(LARGE, promote=1, demote=1)
+    whole = bound(profile, machine)
+    monkeypatch.setattr(relaxation, "MOST_GROUP_LAYERS", 6)
+    groups = make_groups(profile, slow_extra_ns(profile, machine, 1), machine.fast.capacity_bytes)
+    assert groups.of.tolist() == [-1, 0]
+    assert int((groups.stop - groups.start).sum()) == 4
+    assert profile.layer_ns.sum() < bound(profile, machine).step_ns < whole.step_ns
+    monkeypatch.setattr(relaxation, "MOST_GROUP_LAYERS", 3)
+    assert bound(profile, machine).step_ns == pytest.approx(profile.layer_ns.sum())
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_no_other_round_begins_once_it_is_late(monkeypatch, rounds):
+    profile, machine = network(), make_machine(8 * MIB)
+    asked = []
+
+    def late():
+        asked.append(1)
+        return len(asked) > rounds
+
+    monkeypatch.setattr(lower_bound, "_solve", lambda *_: pytest.fail("solved all the same"))
+    found = bound(profile, machine, late=late)
+    assert len(asked) == rounds + 2  # before the round that did not begin, and before the solver's own
+    assert "did not end within" in found.loose
+    monkeypatch.undo()
+    assert found.step_ns <= bound(profile, machine).step_ns
+
+
+def test_one_solve_of_the_prices_ends_at_the_limit_too(monkeypatch):
+    limits = []
+    solve = Master.solve
+
+    def seen(self):
+        limits.append(self.highs.getOptionValue("time_limit")[1])
+        return solve(self)
+
+    monkeypatch.setattr(Master, "solve", seen)
+    bound(network(), make_machine(8 * MIB), time_limit_s=7.0)
+    assert set(limits) == {7.0}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sentinel.planner.decision import Decision, choose, decide, no_moves, slow_time, used_ns, whole_parts
-from sentinel.planner.episodes import Choice, episodes_of, gaps
+from sentinel.planner.episodes import Choice, episodes_of
 from sentinel.planner.pool import reserve
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
@@ -19,7 +19,7 @@ def work_of(*specs):
 
 
 def leaving_in_every_gap(work):
-    after, by = work.use_layer + 1, gaps(work)[1]
+    after, by = work.use_layer + 1, work.gaps[1]
     everywhere = np.ones(len(after), bool)
     return episodes_of(work, Choice(everywhere, everywhere, after, after + 1, by - 1, by))
 

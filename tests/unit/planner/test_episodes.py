@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from sentinel.planner.episodes import Choice, bridge_shortest_gaps, episodes_of, gaps, room_bytes, served_uses
+from sentinel.planner.episodes import Choice, bridge_shortest_gaps, episodes_of, room_bytes, served_uses
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
 
@@ -20,7 +20,7 @@ def work_of(*specs, n_layers=6):
 
 def choice_of(work, fast, parted):
     """Out in the layer behind a use, back in the one before the next."""
-    after, by = work.use_layer + 1, gaps(work)[1]
+    after, by = work.use_layer + 1, work.gaps[1]
     return Choice(np.array(fast), np.array(parted), after, after + 1, by - 1, by)
 
 
@@ -31,7 +31,7 @@ def rows(episodes):
 
 def test_the_gap_behind_the_last_use_goes_round_the_ring_for_what_persists_only():
     work = work_of(param("p", LARGE, [0, 3]), act("t", LARGE, 1, 4, [3]))
-    follower, layer, exists = gaps(work)
+    follower, layer, exists = work.gaps
     assert (follower.tolist(), layer.tolist()) == ([1, 0, 3, 2], [3, 6, 3, 1])
     assert exists.tolist() == [True, True, True, False]
 
@@ -66,7 +66,7 @@ def test_a_transient_that_stays_holds_its_room_until_it_is_freed():
 def test_gaps_are_bridged_from_the_shortest_on_while_there_is_room():
     work = work_of(param("p", LARGE, [0, 3]), n_layers=10)  # gaps of layers 1 and 2, and of layers 4 to 9
     both, free = np.array([True, True]), np.full(10, LARGE)
-    after, by = work.use_layer + 1, gaps(work)[1]
+    after, by = work.use_layer + 1, work.gaps[1]
     assert bridge_shortest_gaps(work, both, free, after, by).tolist() == [False, False]
     free[5] = 0
     assert bridge_shortest_gaps(work, both, free, after, by).tolist() == [False, True]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sentinel.core import pins as pins_module
 from sentinel.core.errors import UsageError
 from sentinel.core.extents import merge_extents
 from sentinel.core.pins import FAST, FREE, SLOW, Pins, patterns_in, pins_of
@@ -149,6 +150,13 @@ def test_what_lives_within_a_step_is_not_pinned():
     assert (pins.homes(profile) == FREE).all()
     assert pins.idle(profile) == ("x*", "nothing")
     assert Pins(fast=("d",)).idle(profile) == ()
+
+
+def test_names_are_looked_up_and_only_patterns_are_matched(monkeypatch):
+    profile, tried = job(), []
+    monkeypatch.setattr(pins_module, "fnmatchcase", lambda name, pattern: tried.append(pattern))
+    assert Pins(fast=("nothing", "d"), slow=("e*",)).idle(profile) == ("nothing", "e*")
+    assert set(tried) == {"e*"}
 
 
 def test_slow_memory_that_cannot_be_used_in_place_keeps_nothing():

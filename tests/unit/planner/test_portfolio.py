@@ -127,6 +127,15 @@ def test_others_are_made_where_a_worse_machine_spoils_the_fastest_and_only_there
     assert asked == ["others"]
 
 
+@pytest.mark.parametrize(("forgiving", "tried"), [(None, False), (False, False), (True, True)])
+def test_a_large_step_forgives_where_that_is_asked_for(monkeypatch, forgiving, tried):
+    monkeypatch.setattr(portfolio, "is_large", lambda work: True)
+    profile = make_profile([param("a", 8 * MIB, [0]), param("b", 8 * MIB, [3])], 6)
+    made = plan(profile, make_machine(8 * MIB, **LINKS), forgiving=forgiving)
+    labels = {made.details["chosen"], *made.details["alternatives"], *made.details.get("spoilt", {})}
+    assert (STAYS in labels) == ("worse" in made.details) == tried
+
+
 def test_large_steps_are_searched_less_hard():
     rounds = []
     for tensors, layers in ((100, 20), (3000, 200), (6000, 600)):

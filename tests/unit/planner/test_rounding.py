@@ -45,6 +45,21 @@ def test_no_layer_holds_more_than_the_budget():
     assert decision.parts["pages"][decision.parts["tier"] == 0].sum() == PAGES
 
 
+def test_a_large_class_takes_no_page_of_what_is_pooled():
+    """Of two units of 16 GiB one is pooled. A solver's share of half the class and a ten-millionth is a page more."""
+    large = 16 << 30
+    profile = make_profile([act("a", large, 0, 2, [1]), act("b", large, 0, 2, [1])], 4)
+    work = make_workload(profile, make_machine(3 * large), 0)
+    columns, of = always_fast(work)
+    assert of.tolist() == [0, 0]
+    short = reserve(work, work.budget_bytes, others=np.array([0]))
+    assert short.pooled.tolist() == [0]
+    decision = round_to_pages(work, of, columns, np.array([0.5 + 1e-7]), short)
+    pages = np.bincount(decision.parts["unit"], decision.parts["pages"])
+    assert pages.tolist() == [large // 4096, large // 4096]
+    assert decision.parts["tier"].tolist() == [0, 0]
+
+
 def test_units_of_one_class_share_its_pages_one_after_the_other():
     work = make_workload(make_profile([param("p", LARGE, [0]), param("q", LARGE, [0])], 4), make_machine(), 0)
     columns, of = always_fast(work)

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from sentinel import planner
 from sentinel.core.errors import Infeasible
 from sentinel.core.laws import check
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.portfolio import best_of
 from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room
-from tests.builders import act, make_machine, make_profile, param
+from tests.builders import GB, MIB, act, make_machine, make_profile, param
 from tests.three_tiers import three_tiers
 
 LARGE = 1 << 20
@@ -51,3 +52,13 @@ def test_every_slower_tier_counts():
     assert all_addressable(machine)
     file_like = replace(machine.tiers[2], addressable=False)
     assert not all_addressable(replace(machine, tiers=(*machine.tiers[:2], file_like)))
+
+
+@pytest.mark.parametrize("forgiving", [None, True, False])
+def test_a_slow_tier_that_is_nearly_full_rules_out_what_has_no_room_in_it(forgiving):
+    """20 MiB on tiers of 12 and 10: what moves holds room on both sides, which there is not."""
+    profile = make_profile([param("a", 10 * MIB, [0, 1, 2]), param("b", 10 * MIB, [10, 11, 12])], 20)
+    machine = make_machine(12 * MIB, slow_bytes=10 * MIB, promote=10 * GB, demote=10 * GB)
+    made = planner.plan(profile, machine, forgiving=forgiving)
+    check(made, profile, machine)
+    assert has_room(made)
