@@ -1,4 +1,4 @@
-"""Loaders of small data sets, and the order that torch itself would deliver."""
+"""Loaders and samples of small data sets, and the order that torch itself would deliver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 import sentinel.data
+from sentinel.data.data_index import DataFiles
 from sentinel.data.loading import Loader
+from sentinel.data.source_files import SourceFiles
 from tests.data_files import number_of
 
 COUNT = 600
@@ -16,6 +18,13 @@ COUNT = 600
 
 def loader_of(source: Any, transform: Any = number_of, **options: Any) -> Loader:
     return sentinel.data.loader(source, transform, **{"batch_size": 32, "memory": "20%", "unit": 16, **options})
+
+
+def sample_of(data: DataFiles, sample: int) -> Any:
+    """Read alone, and decoded."""
+    files = SourceFiles(data.layout, data.root, data.source)
+    file = int(data.layout.chunk_file[data.layout.chunk_of[sample]])
+    return data.source.decode(files.sample(sample).data, files.path_of_file(file))
 
 
 def epoch_of(loader: Loader) -> list[int]:
