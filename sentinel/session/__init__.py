@@ -140,9 +140,14 @@ def _settle_vector_math() -> None:
         torch.ones(1, dtype=dtype, device="cpu").sqrt()
 
 
-def leave_to_script() -> None:
-    """The script begins a session itself: one that was begun in its place ends."""
+def leave_to_script(request: Request | None = None) -> None:
+    """The script begins a session itself: one that was begun in its place ends.
+
+    Raises what is wrong with the words of `request`, with nothing changed.
+    """
     if RUNTIME.finder is not None:
+        if request is not None:
+            wanted(request).check()
         RUNTIME.finder.give_way()
 
 

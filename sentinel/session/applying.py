@@ -313,9 +313,9 @@ class Applying:
         mapped = Addresses(plan, arena, self._job.addresses())
         start = arena_start(plan)
 
-        def discard(offset: int, nbytes: int) -> None:
-            """These pages of dead transient blocks go, so that their next tenant's are born at home."""
-            self._memory.discard(offset - start, nbytes)
+        def discard(offset: int, nbytes: int) -> int:
+            """These pages of dead transient blocks go, so that their next tenant's are born at home. Their bytes."""
+            return self._memory.discard(offset - start, nbytes)
 
         job = JobMemory(
             mapped.ranges,

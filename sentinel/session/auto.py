@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -52,8 +54,9 @@ class Follower:
         self._thread = threading.get_ident()
         self._depth = 0
         self._ran_forward = False  # since the last step of an optimizer
-        self._models: dict[int, nn.Module] = {}
-        self._optimizers: dict[int, Optimizer] = {}
+        self._models: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()  # by identity
+        self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # with a number for its steps
+        self._numbers = itertools.count()  # no identity, which another one may get when it is gone
         self._steps: list[OptimizerStep] = []
         self._all_optimizers = functools.cache(_alive)  # looked for once, when the first period shows
         self._period = self._left = 0
@@ -142,17 +145,17 @@ class Follower:
         if threading.get_ident() != self._thread:
             if self._steps or self._period:
                 return
-            self._thread, self._models = threading.get_ident(), {}  # it is this one that trains
+            self._thread, self._models = threading.get_ident(), WeakValueDictionary()  # it is this one that trains
         self._depth, self._ran_forward = 0, False  # no forward is running, whatever an exception left
         self._guard(lambda: self._stepped(optimizer))
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        self._optimizers.setdefault(id(optimizer), optimizer)
+        number = self._optimizers.setdefault(optimizer, next(self._numbers))
         if self._period:
             self._left = max(self._left - 1, 0)
             return
         trained = frozenset(id(param) for param in _parameters(optimizer) if param.grad is not None)
-        self._steps.append(OptimizerStep(id(optimizer), trained))
+        self._steps.append(OptimizerStep(number, trained))
         del self._steps[:-KEPT]
         if self._somebody_began():  # not by `sentinel.start_profile`, which would have told
             self.done = True
@@ -161,7 +164,7 @@ class Follower:
         if self._script_annotates and len(self._steps) < WAIT * self._period:
             self._period = 0
         if self._period and not self._script_annotates:
-            self._annotation = session.annotate(self._trained_models(), list(self._optimizers.values()))
+            self._annotation = session.annotate(self._trained_models(), list(self._optimizers))
 
     def _at_boundary(self) -> None:
         """A period has ended and the next one begins."""
@@ -187,13 +190,13 @@ class Follower:
 
     def _trainable(self) -> set[int]:
         """Parameters of all optimizers that there are, also of those that have not stepped yet."""
-        optimizers = (*self._all_optimizers(), *self._optimizers.values())
+        optimizers = (*self._all_optimizers(), *self._optimizers)
         return {id(param) for optimizer in optimizers for param in _parameters(optimizer) if param.requires_grad}
 
     def _trained_models(self) -> list[nn.Module]:
         """The modules seen that an optimizer trains; without those within another one, and those that are annotated or
         have a part that is."""
-        trained = {id(param) for optimizer in self._optimizers.values() for param in _parameters(optimizer)}
+        trained = {id(param) for optimizer in self._optimizers for param in _parameters(optimizer)}
         found = [m for m in self._models.values() if any(id(p) in trained for p in m.parameters())]
         inner = {id(child) for m in found for child in m.modules() if child is not m}
         annotated = set(map(id, RUNTIME.models.alive()))  # by the program, with blocks of its choice
@@ -211,7 +214,7 @@ class Follower:
         self._forget()
 
     def _forget(self) -> None:
-        self._models, self._optimizers, self._steps = {}, {}, []
+        self._models, self._optimizers, self._steps = WeakValueDictionary(), WeakKeyDictionary(), []
         self._all_optimizers = functools.cache(_alive)
 
 
@@ -247,6 +250,6 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def _alive() -> list[Optimizer]:
+def _alive() -> WeakSet[Optimizer]:
     """Every optimizer that was made and is in use somewhere."""
-    return [found for found in gc.get_objects() if issubclass(type(found), Optimizer) and found.param_groups]
+    return WeakSet(found for found in gc.get_objects() if issubclass(type(found), Optimizer) and found.param_groups)

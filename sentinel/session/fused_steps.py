@@ -10,6 +10,7 @@ of threads.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -52,13 +53,15 @@ class FusedSteps:
 
 def one_by_one(whole: Step, budget_bytes: Callable[[], int]) -> Step:
     """`whole`, called for each place of the lists that it takes, and each slice; at once where these are on a device,
-    or are neither empty nor all of one length, so that what is wrong is told in PyTorch's words."""
+    or are neither empty nor all of one length, so that what is wrong is told in PyTorch's words. At once in a forked
+    child, too: it has no budget, and another thread may have held a lock that `budget_bytes` takes as it was made."""
+    process = os.getpid()
 
     @functools.wraps(whole)
     def step(*given: Any, **named: Any) -> None:
         lists = [value for value in (*given, *named.values()) if isinstance(value, list | tuple)]
         lengths = {len(value) for value in lists if value}
-        if len(lengths) != 1 or any(each.device.type != "cpu" for each in lists[0]):
+        if len(lengths) != 1 or any(each.device.type != "cpu" for each in lists[0]) or os.getpid() != process:
             whole(*given, **named)
             return
         for place in range(lengths.pop()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sentinel.core.errors import SentinelError
 from sentinel.core.rules import first_broken, require
+from sentinel.core.units import counted
 from sentinel.profiler import hooks
 from sentinel.session.overlapped_optimizer import OverlappedOptimizer
 from sentinel.session.spent_gradient import WITHOUT
@@ -37,6 +39,7 @@ class OverlappedSteps:
         self._process = os.getpid()
         self._found: weakref.WeakKeyDictionary[Optimizer, OverlappedOptimizer] = weakref.WeakKeyDictionary()
         self._told: list[OverlappedOptimizer] = []
+        self._gone = Counter[str]()  # what is told of those that are gone
         self._of_others = 0  # steps since a watch began
         self._guard = SpentGuard()
 
@@ -62,9 +65,12 @@ class OverlappedSteps:
 
     def notes(self) -> list[str]:
         """Sentences for the report."""
-        if not self._told:
-            return ["overlap_optimizer: no optimizer of torch.optim has stepped, so nothing was done in backward."]
-        return [each.told for each in self._told]
+        gone = [
+            told if count == 1 else f"{told} It was the same with {counted(count - 1, 'more optimizer')}."
+            for told, count in self._gone.items()
+        ]
+        nobody = "overlap_optimizer: no optimizer of torch.optim has stepped, so nothing was done in backward."
+        return [*gone, *(each.told for each in self._told)] or [nobody]
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         if os.getpid() != self._process or torch.compiler.is_compiling():
@@ -97,13 +103,13 @@ class OverlappedSteps:
         self._say_who_is_refused()
 
     def _end_what_is_watched_in_vain(self, stepped: OverlappedOptimizer | None) -> None:
-        """The watch of an optimizer that is gone, or that steps no more."""
+        """The watch of an optimizer that steps no more; of one that is gone, all but what is told of it."""
+        for each in [each for each in self._told if each.gone]:
+            self._told.remove(each)
+            self._gone[each.told] += 1
+            each.leave()
         for each in self._told:
-            if each.gone:
-                each.drop_spent()
-                if each.watching:
-                    each.leave()
-            elif each.watching and each is not stepped:
+            if each.watching and each is not stepped:
                 self._of_others += 1
                 if self._of_others >= MOST_OF_OTHERS:
                     each.refuse(f"it did not step again before {MOST_OF_OTHERS} steps of others")

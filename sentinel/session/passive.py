@@ -112,8 +112,7 @@ class PassiveSession:
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Move into frames what these have, and what is annotated, that is elsewhere."""
         assert self._memory is not None
-        annotated_models, annotated_optimizers = annotate.annotated()
-        held = names.persistent_tensors([*models, *annotated_models], [*optimizers, *annotated_optimizers])
+        held = _named(models, optimizers)
         wanted = [(name, tensor) for name, tensor, _ in held if self._is_elsewhere(tensor.untyped_storage())]
         if not wanted:
             return
@@ -224,6 +223,8 @@ class PassiveSession:
             self._overlapped.end()
 
     def _step_ended(self) -> None:
+        if os.getpid() != self._process:  # a forked child inherits the hook, and nothing that it is for
+            return
         self._times.ended()
         if self._framed is None:
             return
@@ -252,10 +253,17 @@ class PassiveSession:
 
     def _bytes_elsewhere(self) -> int:
         """Of parameters that nobody named, and that were there before."""
+        named = {names.storage_address(tensor) for _, tensor, _ in _named(self._models, self._optimizers)}
         found = {}
         for held in gc.get_objects():
-            if type(held) is nn.Parameter and names.storage_address(held):
+            if type(held) is nn.Parameter and (address := names.storage_address(held)) and address not in named:
                 storage = held.untyped_storage()
                 if self._is_elsewhere(storage):
-                    found[storage.data_ptr()] = storage.nbytes()
-        return sum(found.values()) - sum(nbytes for _, nbytes, _ in self._left)
+                    found[address] = storage.nbytes()
+        return sum(found.values())
+
+
+def _named(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> list[names.Named]:
+    """What these hold, and what is annotated."""
+    annotated_models, annotated_optimizers = annotate.annotated()
+    return names.persistent_tensors([*models, *annotated_models], [*optimizers, *annotated_optimizers])

@@ -11,7 +11,8 @@ from torch import nn
 
 from sentinel.core.errors import UsageError
 from sentinel.core.pins import Names, Pins
-from sentinel.profiler.names import aliases, persistent_tensors, storage_address
+from sentinel.migration.adopt import SMALL_BYTES
+from sentinel.profiler.names import aliases, part_here, persistent_tensors, storage_address
 from sentinel.runtime import RUNTIME
 from sentinel.session.training_job import TrainingJob
 
@@ -48,12 +49,12 @@ def pins_of_job(asked: Pins, job: TrainingJob) -> tuple[Pins, tuple[str, ...]]:
         if isinstance(thing, str):
             found[where].append(thing)
         elif thing is not None:
-            held = [*thing.parameters(), *thing.buffers()] if isinstance(thing, nn.Module) else [thing]
+            held = _placeable(thing) if isinstance(thing, nn.Module) else [thing]
             known = [names.get(storage_address(tensor)) for tensor in held]
             told |= {name: where for name in known if name is not None}
             strangers += known.count(None)
     for where, other in (("fast", "slow"), ("slow", "fast")):
-        own = [name for name, home in told.items() if home == where]
+        own = dict.fromkeys(name for name, home in told.items() if home == where)
         found[where] += own
         found[other] = [pattern for pattern in found[other] if pattern not in own]
     others = aliases(models, optimizers)
@@ -63,6 +64,12 @@ def pins_of_job(asked: Pins, job: TrainingJob) -> tuple[Pins, tuple[str, ...]]:
     said = f"{strangers} tensors of keep_fast or keep_slow belong to no model or optimizer of this job"
     fast, slow = (tuple(dict.fromkeys(found[where])) for where in ("fast", "slow"))
     return replace(asked, fast=fast, slow=slow), (said,) if strangers else ()
+
+
+def _placeable(module: nn.Module) -> list[torch.Tensor]:
+    """Its parameters and buffers but for small ones, which no plan has."""
+    held = (*module.parameters(), *module.buffers())
+    return [t for t in held if not storage_address(t) or part_here(t).untyped_storage().nbytes() >= SMALL_BYTES]
 
 
 def fast_bytes_of(pins: Pins, job: TrainingJob) -> dict[str, int]:

@@ -22,7 +22,7 @@ from sentinel.core.units import Amount, format_bytes, parse_fast
 from sentinel.migration.rates import with_rates
 from sentinel.planner import bound, check_policies
 from sentinel.planner import footprint_bytes as footprint_of
-from sentinel.planner.plan_order import MadePlan, PlanOrder
+from sentinel.planner.make_plan import MadePlan, PlanOrder
 from sentinel.runtime import tell
 from sentinel.session.request import Request
 from sentinel.simulator import plain_layer_ns, simulate_lawful
@@ -266,7 +266,14 @@ class Planning:
             return flow, ""
         with telling(f"looking for the bound, for at most {BOUND_SECONDS:.0f} s"):
             pins = pins_of(plan.details)
-            found = bound(profile, flow.budget.reach(machine), time_limit_s=BOUND_SECONDS, pins=pins)
+            until = time.monotonic() + BOUND_SECONDS
+            found = bound(
+                profile,
+                flow.budget.reach(machine),
+                time_limit_s=BOUND_SECONDS,
+                pins=pins,
+                late=lambda: time.monotonic() > until,
+            )
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 
     def _wanted(self, flow: Dataflow, beside: Iterable[Dataflow]) -> Dataflow:

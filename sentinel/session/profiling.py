@@ -75,6 +75,8 @@ class FirstPlan:
 
     def recorded(self, trace: Trace) -> State:
         """See Purpose."""
+        if self._context.follower.detecting:  # the profiled layers did not come again; these may be others
+            self._context.follower.keep_change()
         flow = self._context.planning.profiled(trace, provisional=False)
         return ApplyingPlans(self._context).add_shape(self._context.planned(flow))
 

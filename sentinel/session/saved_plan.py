@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sentinel.core.errors import UsageError
 from sentinel.core.layer_cycle import LayerCycle, Tick
 from sentinel.core.plan import Plan
 from sentinel.core.step_follower import Position
@@ -49,7 +50,15 @@ class CheckingSavedPlan:
         return self
 
     def end_step(self) -> State:
-        """The step has ended: apply the plan if the step was its own, else wait for a step to profile."""
+        """The step has ended: apply the plan if the step was its own, else wait for a step to profile.
+
+        Raises UsageError if nothing ticked in it.
+        """
+        if not self._heard:
+            raise UsageError(
+                "end_profile(): nothing ticked in the step that a saved plan was checked in",
+                "call sentinel.annotate(model, optimizer) before it, or sentinel.add_layer() in it",
+            )
         context = self._context
         assert context.flow.plan is not None
         state_was_born = context.job.state_was_born()

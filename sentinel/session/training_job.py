@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from torch import nn
@@ -18,6 +18,7 @@ from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import annotate, hooks, names, reducers
 from sentinel.runtime import RUNTIME
+from sentinel.runtime.ordinals import Ordinals
 from sentinel.system import numa
 
 
@@ -28,21 +29,30 @@ class TrainingJob:
     """
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        self.models, self.optimizers = list(models), list(optimizers)
+        self.models = list(models)
+        self._asked = list(optimizers)  # given, or annotated
+        self._found: Ordinals[Optimizer] = Ordinals()  # made later: the job may drop one, and its state is to go then
         self.left_in_place: list[tuple[str, int, str]] = []
-        self._watched: list[Optimizer] = []  # those that may have a hook of ours
+        self._watched: WeakSet[Optimizer] = WeakSet()  # those that may have a hook of ours
         self._unrelated: WeakSet[Optimizer] = WeakSet()
         self._state_names: frozenset[str] = frozenset()
         self._buckets: list[int] = []  # where those of reducers begin
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that were given or annotated, and after them those that were made later and are still used."""
+        return [*self._asked, *self._found.alive()]
 
     def add_annotated(self) -> None:
         """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
         since."""
         self._let_go()
-        self._watched = [o for o in self.optimizers if not any(o is other for other in annotate.annotated()[1])]
+        models, optimizers = annotate.annotated()
+        self._watched.update(_others(self.optimizers, optimizers))
         for optimizer in self._watched:
             annotate.watch_steps(optimizer, self)
-        self.models, self.optimizers = self.with_annotated()
+        self.models = [*self.models, *_others(models, self.models)]
+        self._asked = [*self._asked, *_others(optimizers, self.optimizers)]
 
     def watch_new_optimizers(self) -> None:
         """From now on an optimizer that was made later, and trains what the job trains, is one of its own."""
@@ -55,9 +65,9 @@ class TrainingJob:
         if not any(id(param) in ours for group in optimizer.param_groups for param in group["params"]):
             self._unrelated.add(optimizer)
             return
-        self.optimizers.append(optimizer)
+        self._found.join(optimizer)
         if not any(optimizer is annotated for annotated in annotate.annotated()[1]):
-            self._watched.append(optimizer)
+            self._watched.add(optimizer)
             annotate.watch_steps(optimizer, self)
             RUNTIME.sink.step_boundary()
 
@@ -121,24 +131,30 @@ class TrainingJob:
     def close(self) -> None:
         """Let go of modules and optimizers. May be called again."""
         self._let_go()
-        self.models, self.optimizers = [], []
+        self.models, self._asked, self._found = [], [], Ordinals()
 
     def _let_go(self) -> None:
         hooks.remove_all_of(self, torch_optimizer._global_optimizer_post_hooks)
         for optimizer in self._watched:
             annotate.stop_watching(optimizer, self)
-        self._watched = []
+        self._watched = WeakSet()
 
     def with_annotated(self) -> tuple[list[nn.Module], list[Optimizer]]:
         """Models and optimizers, those that are annotated after those that were given."""
         models, optimizers = annotate.annotated()
-        return (
-            self.models + [m for m in models if not any(m is other for other in self.models)],
-            self.optimizers + [o for o in optimizers if not any(o is other for other in self.optimizers)],
-        )
+        own = self.optimizers
+        return [*self.models, *_others(models, self.models)], [*own, *_others(optimizers, own)]
 
     def _optimizer_state(self) -> frozenset[str]:
         return frozenset(name for name, _, role in self.persistent() if role == "optimizer")
+
+
+T = TypeVar("T")
+
+
+def _others(found: Sequence[T], known: Sequence[T]) -> list[T]:
+    """Those of `found` that are not in `known`, as objects."""
+    return [each for each in found if not any(each is other for other in known)]
 
 
 def _bytes_on(node: int | None, ranges: list[tuple[int, int]]) -> int:

@@ -12,6 +12,10 @@ from sentinel.session.context import SessionContext
 from sentinel.session.recording import MOST_FORKS
 from sentinel.session.state import State
 
+MOST_ROUNDS = 8
+"""The recording of a step ends after eight times as many ticks as its cycle has: the job goes on with other layers. Two
+or three times as many may be one step: where the cycle is of a step that ended in its forward."""
+
 
 class Purpose(Protocol):
     """Why a whole step is recorded, and so what follows."""
@@ -20,9 +24,10 @@ class Purpose(Protocol):
         """The step was recorded."""
 
     def cut_short(self) -> State | None:
-        """The step was cut short, or had other layers than the cycle that is followed.
+        """The step was cut short, or had other layers than the cycle that is followed, or did not end.
 
-        Returns the state from now on; or None where what ticked is the cycle to follow, and its next round is recorded.
+        Returns the state from now on; or None where a step has to be recorded all the same: the next round of what
+        ticked, or where the step did not end, a round of the cycle that shows.
         """
 
 
@@ -75,6 +80,8 @@ class RecordingStep:
             return self._end()
         if at.layer == self._context.follower.second_layer and self._heard:
             return self._cut_short(tick)
+        if len(self._heard) >= MOST_ROUNDS * len(self._context.follower.layers):
+            return self._end_without_step()
         self._context.recording.end_layer(len(self._heard), len(self._heard) + 1)
         self._heard.append(tick)
         return self
@@ -84,8 +91,9 @@ class RecordingStep:
         self._boundaries.append(len(self._heard))
 
     def new_cycle(self, _cycle: LayerCycle, /) -> State:
-        """See State. A step is recorded just now; if the cycle is new indeed, the next ticks say so again."""
-        return self
+        """See State. A step that may still end is recorded; if the cycle is new indeed, the next ticks say so again."""
+        too_long = len(self._heard) > len(self._context.follower.layers)
+        return self._end_without_step() if too_long else self
 
     def _end(self) -> State:
         context, follower, recording = self._context, self._context.follower, self._context.recording
@@ -104,6 +112,15 @@ class RecordingStep:
         after = self._purpose.recorded(trace)
         context.setup_ns += time.perf_counter_ns() - began - (context.planning.spent_ns - planned)
         return after
+
+    def _end_without_step(self) -> State:
+        self._context.recording.close()
+        after = self._purpose.cut_short()
+        if after is not None:
+            return after
+        if not self._context.follower.detecting:
+            self._context.follower.detect_changes()
+        return WaitingForStep(self._context, self._purpose)
 
     def _cut_short(self, tick: Tick) -> State:
         self._context.recording.close()

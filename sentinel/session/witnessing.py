@@ -89,7 +89,12 @@ def moved_by(seen: Sightings) -> tuple[MovedBy, ...]:
     pages = np.zeros(len(kinds), np.int64)
     np.add.at(pages, kind_of, moves["n_pages"])
     rows = zip(kinds.tolist(), pages.tolist(), strict=True)
-    return tuple(MovedBy(REASONS[reason], own, node, n) for (reason, own, node), n in rows)
+    return tuple(MovedBy(_name_of(reason), own, node, n) for (reason, own, node), n in rows)
+
+
+def _name_of(reason: int) -> str:
+    """The kernel's name of a reason. A newer kernel may have more of them, which only have a number here."""
+    return REASONS[reason] if 0 <= reason < len(REASONS) else f"reason {reason}"
 
 
 def added(before: tuple[MovedBy, ...], now: tuple[MovedBy, ...]) -> tuple[MovedBy, ...]:

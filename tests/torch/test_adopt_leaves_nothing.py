@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 PROGRAM = """
 import gc, weakref, torch, sentinel

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import torch
 import torch.nn.modules.module as modules
@@ -36,6 +38,7 @@ class Watch:
         monkeypatch.setattr(session, "end_profile", lambda: self._call("end"))
         monkeypatch.setattr(session, "current", lambda: self._session)
         self.profiling = False
+        monkeypatch.setattr(session, "profiling", lambda: self.profiling)
         monkeypatch.setattr(RUNTIME, "finder", None)
         self.follower = auto.Follower()
 
@@ -243,6 +246,36 @@ def test_a_script_whose_steps_never_repeat_is_not_remembered_for_ever(
     assert len(watch.follower._steps) == 4
 
 
+def test_what_is_gone_is_not_kept_while_no_loop_is_found(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "period_of", lambda *_: 0)
+    made: list[weakref.ref[Any]] = []
+    for _ in range(3):
+        model = mlp()
+        optimizer = sgd(model)
+        made += weakref.ref(model), weakref.ref(optimizer)
+        train(model)
+        watch.step(optimizer)
+        del model, optimizer
+        gc.collect()
+    assert [each() for each in made] == [None] * 6
+    assert len({step.optimizer for step in watch.follower._steps}) == 3, (
+        "another one may get the identity of one before"
+    )
+
+
+def test_an_optimizer_that_is_gone_is_waited_for_no_longer(watch: Watch) -> None:
+    model, other = mlp(), sgd(mlp())
+    optimizer = sgd(model)
+    for step in range(6):
+        train(model)
+        watch.step(optimizer)
+        if step == 2:
+            assert watch.calls == []
+            del other
+            gc.collect()
+    assert watch.calls == [("annotate", 4), ("start", 4), ("end", 5)]
+
+
 def test_a_forward_that_fails_does_not_hide_the_next(watch: Watch) -> None:
     model = mlp()
     optimizer = sgd(model)
@@ -344,6 +377,18 @@ def test_parameters_that_nobody_trains_are_waited_for_but_not_for_ever() -> None
     assert period_of(spelled("ddgddg"), lambda: wanted) == 3
     assert period_of(spelled("d" * (PATIENCE - 1)), lambda: wanted) == 0
     assert period_of(spelled("d" * PATIENCE), lambda: wanted) == 1
+
+
+def varying(optimizers: str) -> list[OptimizerStep]:
+    """Steps of these optimizers, no two of which train the same parameters."""
+    return [OptimizerStep(ord(optimizer), frozenset({number})) for number, optimizer in enumerate(optimizers)]
+
+
+def test_where_no_two_steps_train_the_same_only_who_stepped_counts_in_the_end() -> None:
+    assert period_of(varying("a" * (PATIENCE - 1))) == 0
+    assert period_of(varying("a" * PATIENCE), lambda: {ord("x")}) == 1
+    assert period_of(varying("ddg" * PATIENCE)) == 3
+    assert period_of([*varying("d" * PATIENCE), *varying("g")]) == 0
 
 
 @pytest.mark.needs("torch", "compiler")

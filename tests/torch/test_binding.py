@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel import planner
 from sentinel.core.units import PAGE_BYTES

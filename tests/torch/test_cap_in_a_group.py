@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from benchmarks import cap_held  # noqa: E402
 from tests.memory_groups import MemoryGroup, memory_group  # noqa: E402

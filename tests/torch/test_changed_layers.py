@@ -3,13 +3,15 @@ Where they do for good, or where the profiled step was none to go by, another on
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
 from sentinel.core.errors import PlanError  # noqa: E402
@@ -185,6 +187,26 @@ def test_an_optimizer_that_nobody_annotated_takes_over_and_is_heard() -> None:
     run = sentinel.stop()
     assert run.steps["in_step"].all()
     assert len(run.steps) >= 5
+
+
+def test_an_optimizer_that_took_over_is_free_to_go_when_the_next_one_does() -> None:
+    work, made = Reordered(), list[weakref.ref[Any]]()
+    with sentinel.annotate(work.blocks, work.optimizer):
+        sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+        work.step(0, HERE)
+        sentinel.end_profile()
+        for i in range(1, 12):
+            work.change_optimizer(i >= 4)
+            made.append(weakref.ref(work.optimizer))
+            work.step(i, HERE)
+        session = current()
+        assert session is not None
+        assert isinstance(session.state, ApplyingPlans)
+        gc.collect()
+        assert [each() for each in made[3:]] == [None] * 7 + [work.optimizer]
+        assert session.context.job.optimizers == [made[0](), work.optimizer]
+        sentinel.stop()
+        assert session.context.job.optimizers == []
 
 
 def test_a_step_that_is_cut_short_costs_itself_only() -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 

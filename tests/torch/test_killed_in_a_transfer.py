@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from tests.processes import started
 

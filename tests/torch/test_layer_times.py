@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
 from sentinel.core.run import Run  # noqa: E402

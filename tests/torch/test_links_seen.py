@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.core.budget import Budget
 from sentinel.core.errors import PlanError, UsageError
@@ -110,7 +110,7 @@ def test_a_step_that_cannot_be_planned_leaves_the_budget_of_the_others(monkeypat
         raise PlanError("no plan")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sentinel.planner.plan_order.plan", refuse)
+        patch.setattr("sentinel.planner.make_plan.plan", refuse)
         with pytest.raises(PlanError, match="no plan"):
             planning.planned(Dataflow(profile=small))
     assert not planning.outdated(flow, [flow])

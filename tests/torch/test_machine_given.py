@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Link, Machine, TierSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.system.compiler import _compiler  # noqa: E402
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.executed import observer
 from sentinel.executed.observer import StepObserver, Window

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from torch import nn
 from torch.optim import Optimizer

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from torch import nn  # noqa: E402
 
@@ -364,6 +364,24 @@ def test_an_optimizer_that_is_gone_is_watched_no_longer() -> None:
         assert "no whole step of SGD was watched" in first
         assert "AdamW updates 4 parameters within backward" in second
         assert not operators.recording()
+
+
+def test_optimizers_that_are_gone_leave_one_sentence_behind_and_no_hooks() -> None:
+    with overlapped() as steps:
+        model, tokens = network()
+        for _ in range(4):
+            optimizer = OPTIMIZERS["sgd"](model.parameters())
+            for batch in tokens[:3]:
+                cases.loss_of(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            told = steps.notes()
+            del optimizer
+            gc.collect()
+        assert len(model.last.weight._post_accumulate_grad_hooks) == 1
+        assert len(told) == 2
+        assert told[0] == f"{told[1]} It was the same with 2 more optimizers."
+        assert "updates 4 parameters within backward" in told[1]
 
 
 # ---- what comes later ---------------------------------------------------------------------------------------

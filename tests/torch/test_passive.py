@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -24,7 +24,7 @@ from sentinel.core.granule_uses import READS, granule_uses  # noqa: E402
 from sentinel.core.units import parse_bytes  # noqa: E402
 from sentinel.reports.sections.storage_table import TITLE  # noqa: E402
 from sentinel.runtime import RUNTIME  # noqa: E402
-from sentinel.session.fused_steps import FUSED  # noqa: E402
+from sentinel.session.fused_steps import FUSED, one_by_one  # noqa: E402
 from sentinel.session.passive import PassiveSession  # noqa: E402
 from sentinel.session.storage_figures import bound_of  # noqa: E402
 from sentinel.system import limits, native, scratch_disk  # noqa: E402
@@ -379,6 +379,17 @@ def test_what_was_built_before_is_told_where_it_is_not_named(folder: Path) -> No
     del model
 
 
+def test_what_stays_where_it_was_though_it_is_named_hides_nothing_that_is_not(folder: Path) -> None:
+    gc.collect()
+    model, unnamed = torch.nn.Linear(8, 8), torch.nn.Linear(1024, 1024)
+    model.register_buffer("table", torch.ones(1024, 1024))
+    held = model.table.numpy()  # so that it cannot move
+    session = begin(folder, model=model)
+    assert [name for name, _, _ in session._left] == ["table"]
+    assert "4.00 MiB of parameters were there before" in " ".join(sentinel.report().text().split())
+    del held, unnamed
+
+
 def test_nothing_is_left_over(folder: Path) -> None:
     """Tensors that live on are brought in as before; with the last of them, memory and file go."""
     gc.collect()  # what earlier tests left open in cycles is not closed meanwhile
@@ -718,6 +729,49 @@ def test_a_forked_child_ends_nothing(fork: Callable[[], int], folder: Path) -> N
     assert os.waitpid(pid, 0)[1] == 0
     assert sentinel.active()
     assert frames_of(session).live_bytes == held.nbytes
+
+
+@pytest.mark.parametrize("before", [0, 3], ids=["the parent has not stepped", "the parent has stepped"])
+@pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["os.fork", "fork of the C library"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # Python 3.12 and later
+def test_a_forked_child_trains_on_without_a_budget(fork: Callable[[], int], before: int, folder: Path) -> None:
+    begin(folder)
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    parameter.grad = torch.ones(4)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    for _ in range(before):
+        optimizer.step()
+    if (pid := fork()) == 0:
+        code = 1
+        try:
+            signal.alarm(int(LONGEST_S))
+            for _ in range(3):
+                optimizer.step()
+            code = int(parameter.tolist() != [-3.0 - before] * 4)
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    optimizer.step()
+    assert parameter.tolist() == [-1.0 - before] * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # as above
+def test_in_a_forked_child_a_fused_step_asks_for_no_budget() -> None:
+    calls: list[int] = []
+
+    def no_budget() -> int:
+        raise AssertionError
+
+    step = one_by_one(lambda tensors: calls.append(len(tensors)), no_budget)
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            signal.alarm(int(LONGEST_S))
+            step([torch.ones(2), torch.ones(3)])
+            code = int(calls != [2])
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 SCRIPT = """

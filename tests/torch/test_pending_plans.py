@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
 from sentinel.core.budget import Budget  # noqa: E402
@@ -17,7 +17,7 @@ from sentinel.core.errors import PlanError  # noqa: E402
 from sentinel.core.layer_cycle import ROUNDS  # noqa: E402
 from sentinel.core.pins import Pins  # noqa: E402
 from sentinel.files import digest  # noqa: E402
-from sentinel.planner.plan_order import MadePlan, PlanOrder  # noqa: E402
+from sentinel.planner.make_plan import MadePlan, PlanOrder  # noqa: E402
 from sentinel.session import current, planning  # noqa: E402
 from sentinel.session.applying_plans import REFINE_STEPS, ApplyingPlans, WaitingForPlan  # noqa: E402
 from sentinel.system.launched import Launched  # noqa: E402

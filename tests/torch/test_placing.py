@@ -10,10 +10,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import torch
 import torch.nn.modules.module as modules
@@ -194,6 +195,19 @@ def test_a_session_that_the_program_begins_itself_takes_its_place(stock: Loop) -
             assert (last.request.fast, last.applying) == ("60%", True)
     assert not sentinel.active()
     assert_same(loop, stock)
+
+
+@pytest.mark.parametrize("words", [{"policy": "magic"}, {"slow": 1}, {"plan": "none.json"}])
+def test_a_session_that_the_program_begins_with_wrong_words_takes_no_place(stock: Loop, words: dict[str, Any]) -> None:
+    loop = Loop()
+    with sentinel.placing(fast="50%", **EMULATED):
+        loop.train(5)
+        with pytest.raises(sentinel.SentinelError):
+            sentinel.start_profile(loop.model, loop.optimizer, **words)
+        assert sentinel.active()
+        loop.train(3)
+    assert_same(loop, stock)
+    assert steps_applied() >= 3
 
 
 @pytest.mark.parametrize(

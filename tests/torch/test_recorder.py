@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +20,13 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import NativeError, UsageError
 from sentinel.profiler import operators
 from sentinel.profiler.operators import MADE, OPERATOR, READ, WRITE
+from sentinel.profiler.record import StepRecorder
+from sentinel.session.gradient_watch import GradientWatch
+from sentinel.session.spent_guard import SpentGuard
+from tests.processes import LONGEST_S
 
 pytestmark = pytest.mark.needs("compiler")
 
@@ -325,6 +332,80 @@ def test_a_recording_that_finds_no_memory_breaks_off_and_the_operators_run_on():
     assert done.returncode == 0, done.stderr
     assert said[0].startswith("recording operators: Cannot allocate memory")
     assert said[1:] == [str([40_002.0] * 4), "True 0"]
+
+
+def ends_well(fork, holds):
+    """Whether `holds()` in a child of `fork`."""
+    if (pid := fork()) == 0:
+        code = 1
+        try:
+            signal.alarm(int(LONGEST_S))
+            code = 0 if holds() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["os.fork", "fork of the C library"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # Python 3.12 and later
+def test_a_forked_child_is_not_recorded(fork):
+    x = torch.ones(8)
+
+    def holds():
+        before = operators.events_so_far()
+        x.add_(1)
+        return operators.events_so_far() <= before
+
+    with Seen() as seen:
+        x.add_(1)
+        assert ends_well(fork, holds)
+        x.add_(1)
+    assert len(seen.writes(x)) == 2
+
+
+@pytest.mark.parametrize("recorder", [StepRecorder, GradientWatch, SpentGuard])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # as above
+def test_whoever_records_leaves_that_to_the_parent(recorder):
+    layer = nn.Linear(4, 4)
+    begun = recorder()
+    if recorder is StepRecorder:
+        begun.start([layer], [])
+    elif recorder is GradientWatch:
+        begun.begin([layer.weight])
+    else:
+        layer.weight.register_post_accumulate_grad_hook(lambda _: begun.after_backward())
+        layer(torch.ones(2, 4)).sum().backward()
+    assert operators.recording()
+    hooks = list(layer.weight._post_accumulate_grad_hooks or ())
+    watched = recorder is StepRecorder
+
+    def holds():
+        left = list(layer.weight._post_accumulate_grad_hooks or ())
+        return not operators.recording() and not operators.events_so_far() and left == ([] if watched else hooks)
+
+    try:
+        assert bool(hooks) == (recorder is not GradientWatch)
+        assert ends_well(os.fork, holds)
+        assert operators.recording()
+    finally:
+        operators.stop(begun)
+        operators.forget()
+
+
+def test_a_recording_breaks_off_with_the_most_events_and_the_operators_run_on(monkeypatch):
+    monkeypatch.setattr(operators, "MOST_EVENTS", 100)
+    x, y = torch.zeros(4), torch.ones(4)
+    operators.start()
+    for _ in range(100):
+        x.add_(y)
+    operators.stop()
+    assert operators.events_so_far() == 0
+    with pytest.raises(NativeError, match="the step that was to be recorded did not end"):
+        operators.log()
+    assert x.tolist() == [100] * 4
+    with Seen() as seen:
+        x.add_(y)
+    assert seen.writes(x) == [("add_", 0, 16)]
 
 
 STOPPED_ELSEWHERE = """

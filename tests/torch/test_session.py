@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
-from sentinel.planner.plan_order import PlanOrder  # noqa: E402
+from sentinel.planner.make_plan import PlanOrder  # noqa: E402
 from sentinel.session import Overrides, current, planning, set_overrides  # noqa: E402
 from sentinel.session import session as session_module  # noqa: E402
 from sentinel.system import numa, probes, progress  # noqa: E402
@@ -293,6 +293,22 @@ def test_a_saved_plan_is_applied_without_profiling(tmp_path: Path) -> None:
         assert len(sentinel.stop().steps) >= 4
         assert ("plan", "machine", True) in sentinel.report().provenance  # whatever is free by now
     assert losses[:1] == stock
+
+
+def test_a_saved_plan_that_is_checked_in_a_step_without_a_layer_is_an_error(tmp_path: Path) -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(3), profile_at=1)
+        session = current()
+        assert session is not None
+        files.save(session.plan, tmp_path / "plan.json")
+        sentinel.stop()
+    sentinel.start_profile(**{**ASKED, "plan": tmp_path / "plan.json"})
+    work.step(3)
+    with pytest.raises(sentinel.UsageError, match=r"nothing ticked in the step that a saved plan.*add_layer"):
+        sentinel.end_profile()
+    assert not sentinel.active()
+    work.step(4)
 
 
 def test_a_saved_plan_that_needs_more_than_is_asked_for_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
@@ -19,7 +19,7 @@ from sentinel.session.request import Request  # noqa: E402
 from sentinel.session.saved_plan import CheckingSavedPlan  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
 from sentinel.session.state import Over  # noqa: E402
-from sentinel.session.whole_step import RecordingStep, WaitingForStep  # noqa: E402
+from sentinel.session.whole_step import MOST_ROUNDS, RecordingStep, WaitingForStep  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -89,6 +89,25 @@ def test_a_new_shape_is_recorded_between_applied_steps() -> None:
 def test_a_new_cycle_is_waited_for_and_recorded() -> None:
     session = states([ALL] * 5 + [(0, 2, 3)] * (ROUNDS + 5))
     assert session.seen == [*PROFILED, "WaitingForStep", "RecordingStep", "ApplyingPlans", "ENDING", "ENDED"]
+
+
+FEW = (1, 2, 3)
+"""Without the layer that each profiled step begins with."""
+
+
+def test_a_step_that_does_not_end_is_recorded_no_longer_and_what_comes_instead_is_profiled() -> None:
+    session = states([ALL] * 2 + [FEW] * (3 * MOST_ROUNDS))
+    assert session.seen == [*PROFILED[:-1], "WaitingForStep", "RecordingStep", "ApplyingPlans", "ENDING", "ENDED"]
+    assert session.context.follower.n_changes == 1
+    assert session.plan is not None
+    assert {layer.name for layer in session.plan.layers if layer.phase == "forward"} == set("123")
+
+
+def test_a_step_of_a_new_shape_that_does_not_end_takes_no_plan_away() -> None:
+    session = states([ALL] * 7 + [FEW] * (2 * ROUNDS), rows=[64] * 5 + [96] * (2 * ROUNDS + 2))
+    begun = [*PROFILED, "RecordingStep", "ApplyingPlans"]
+    assert session.seen == [*begun, "WaitingForStep", "RecordingStep", "ApplyingPlans", "ENDING", "ENDED"]
+    assert session.context.follower.n_changes == 1
 
 
 def test_a_saved_plan_is_checked_then_applied(tmp_path: Path) -> None:

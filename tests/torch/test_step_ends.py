@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.profiler.step_ends import LEAST_IN_A_ROW, StepEnds  # noqa: E402
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
 from sentinel.session.owner_thread import OwnerThread  # noqa: E402

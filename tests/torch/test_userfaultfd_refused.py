@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.profiler.pages import obstacle
 from sentinel.system.kernel import _NUMBERS

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
 from sentinel.migration.mover import NativeMover  # noqa: E402

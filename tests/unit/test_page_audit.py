@@ -54,11 +54,13 @@ class Stage:
     def find(self, block: int, target: int, moved_bytes: int, stayed_bytes: int, known_bytes: int = 0) -> Ended | None:
         """A look at `block` has ended, after which `stayed_bytes` are not in tier `target`, where all were thought to
         be but `known_bytes`. What is to be recorded."""
-        spread = [(nbytes, MIB - nbytes) if target else (MIB - nbytes, nbytes) for nbytes in (known_bytes, stayed_bytes)]
+
+        def spread(elsewhere: int) -> tuple[int, int]:
+            return (elsewhere, MIB - elsewhere) if target else (MIB - elsewhere, elsewhere)
+
         move = Move(0, 0, block, 1 - target, target, MIB, "stray")
-        before, now = spread
-        outcome = "partial" if stayed_bytes else "done"
-        return self.audit.found(Ended(move, outcome, target, now, moved_bytes=moved_bytes), before)
+        ended = Ended(move, "done", target, spread(stayed_bytes), moved_bytes=moved_bytes)
+        return self.audit.found(ended, spread(known_bytes))
 
 
 @pytest.mark.parametrize("begin", [0, 1, 37])
@@ -217,6 +219,7 @@ def test_what_each_layer_wrote_is_told_by_the_uses(drawn: list[tuple[int, int, b
         use["block"], use["layer"], use["writes"], use["written_bytes"] = block, layer, writes, written * PAGE_BYTES
     plan = replace(transient_plan(profile, [0] * 5, fast_bytes=4 * MIB), uses=uses)
     expected = [
-        tuple(block for block, at, writes, written in drawn if at == layer and (writes or written)) for layer in range(6)
+        tuple(block for block, at, writes, written in drawn if at == layer and (writes or written))
+        for layer in range(6)
     ]
     assert PageAudit(plan, 0)._written == expected

@@ -14,8 +14,7 @@ from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan, sweep
-from sentinel.planner.lowest_fit import pack
-from sentinel.planner.packing import live_peak_bytes, pack_pages, pack_slots
+from sentinel.planner.packing import live_peak_bytes, pack, pack_pages, pack_slots
 from sentinel.planner.paper import Sentinel2021
 from sentinel.planner.relaxation import instants
 from sentinel.simulator import simulate

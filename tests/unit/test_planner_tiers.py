@@ -13,7 +13,7 @@ from sentinel.core.laws import check
 from sentinel.core.machine import Link, TierSpec
 from sentinel.core.uses import block_uses
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
-from sentinel.planner.fixed_placement import fill_tiers
+from sentinel.planner.static_placements import fill_tiers
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param
 from tests.three_tiers import only, three_tiers

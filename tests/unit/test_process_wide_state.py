@@ -45,8 +45,8 @@ ELSEWHERE = {
     "profiler/flops.py: caches _formulas": "torch's own, by name",
     "profiler/estimate/schema_accesses.py: caches describe": "pure",
     "profiler/flops.py: caches flops": "pure",
-    "planner/fixed_placement.py: sets _packed": "pure, of the last four steps",
-    "planner/fixed_placement.py: calls _packed.clear": "as above",
+    "planner/assemble.py: sets _packed": "pure, of the last four steps",
+    "planner/assemble.py: calls _packed.clear": "as above",
     "profiler/record.py: caches _operator_ns": "what recording an operator costs here, measured once",
     "system/compiler.py: caches _version": "what the compiler of that path says",
 }

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from sentinel.core.errors import PlanError
-from sentinel.planner.assemble import assemble, fast_needed_bytes, finalize
+from sentinel.planner.assemble import assemble, fast_needed_bytes, finalize, one_tier
 from sentinel.planner.decision import MOVE_DTYPE, PART_DTYPE, Decision, no_moves, whole_parts
-from sentinel.planner.fixed_placement import one_tier
 from sentinel.planner.workload import make_units
 from tests.builders import act, make_machine, make_profile, param
 

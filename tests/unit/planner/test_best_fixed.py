@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel.planner import best_fixed
-from sentinel.planner.best_fixed import tiers_by_benefit
-from sentinel.planner.fixed_placement import one_tier, with_page_tiers
+from sentinel.planner import static_placements
+from sentinel.planner.assemble import one_tier, with_page_tiers
+from sentinel.planner.static_placements import tiers_by_benefit
 from sentinel.simulator import simulate
 from tests.builders import act, make_machine, make_profile, param
 
@@ -60,7 +60,7 @@ def test_a_last_page_of_a_few_bytes_is_slow_rather_than_a_full_one():
 
 def test_a_step_of_very_many_layers_is_placed_in_fewer_runs(monkeypatch):
     """Two runs of eight pages: the first one has pages of both tensors."""
-    monkeypatch.setattr(best_fixed, "_CELLS", 4)
+    monkeypatch.setattr(static_placements, "_CELLS", 4)
     profile = make_profile([param("once", 6 * PAGE, [0]), param("twice", 10 * PAGE, [0, 1])], 2)
     machine = make_machine(8 * PAGE)
     assert tiers_by_benefit(one_tier(profile, machine, 0, "x"), profile, machine).tolist() == [1] * 8 + [0] * 8

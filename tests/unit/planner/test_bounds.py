@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from sentinel.core.cost import base_ns, slow_extra_ns
-from sentinel.planner import lower_bound, relaxation
-from sentinel.planner.bound_program import Program, least_extra_ns, most_saved_ns, room_rows
-from sentinel.planner.lagrangian_bound import Certifier
-from sentinel.planner.lower_bound import bound, exchange_bound
+from sentinel.planner import bound_program, lower_bound
+from sentinel.planner.bound_program import Program, least_extra_ns, make_groups, most_saved_ns, room_rows
+from sentinel.planner.lower_bound import Certifier, bound, exchange_bound
 from sentinel.planner.master import Master
-from sentinel.planner.relaxation import make_groups
 from tests.builders import GB, MIB, act, make_machine, make_profile, param
 from tests.three_tiers import three_tiers
 from tests.unit.test_planner import network
@@ -87,12 +85,12 @@ def test_what_does_not_fit_into_the_program_is_left_out_the_fewest_bytes_first(m
     profile = make_profile([param("small", LARGE, [0, 1]), param("large", 4 * LARGE, [0, 2])], 4)
     machine = make_machine(LARGE, promote=1, demote=1)
     whole = bound(profile, machine)
-    monkeypatch.setattr(relaxation, "MOST_GROUP_LAYERS", 6)
+    monkeypatch.setattr(bound_program, "MOST_GROUP_LAYERS", 6)
     groups = make_groups(profile, slow_extra_ns(profile, machine, 1), machine.fast.capacity_bytes)
     assert groups.of.tolist() == [-1, 0]
     assert int((groups.stop - groups.start).sum()) == 4
     assert profile.layer_ns.sum() < bound(profile, machine).step_ns < whole.step_ns
-    monkeypatch.setattr(relaxation, "MOST_GROUP_LAYERS", 3)
+    monkeypatch.setattr(bound_program, "MOST_GROUP_LAYERS", 3)
     assert bound(profile, machine).step_ns == pytest.approx(profile.layer_ns.sum())
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.traces.synthetic import synthetic
+from sentinel.planner.assemble import footprint_bytes
 from sentinel.planner.column_generation import Effort, optimized, start_column_generation
-from sentinel.planner.fixed_placement import footprint_bytes
 from sentinel.planner.workload import make_workload
 from tests.builders import GB, act, make_machine, make_profile, param
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sentinel.planner.decision import Decision, choose, decide, no_moves, slow_time, used_ns, whole_parts
-from sentinel.planner.episodes import Choice, episodes_of
+from sentinel.planner.decision import (
+    Choice,
+    Decision,
+    choose,
+    decide,
+    episodes_of,
+    no_moves,
+    slow_time,
+    used_ns,
+    whole_parts,
+)
 from sentinel.planner.pool import reserve
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from sentinel.planner.episodes import Choice, bridge_shortest_gaps, episodes_of, room_bytes, served_uses
+from sentinel.planner.decision import Choice, bridge_shortest_gaps, episodes_of, room_bytes, served_uses
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sentinel.core.laws import check
-from sentinel.planner.fixed_placement import footprint_bytes, one_tier, with_page_tiers
+from sentinel.planner.assemble import footprint_bytes, one_tier, with_page_tiers
 from tests.builders import act, make_machine, make_profile, param
 
 PAGE = 4096

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from sentinel.planner.master import Columns, Master
-from sentinel.planner.pinned_candidates import find_candidates
 from sentinel.planner.pricing import Pricer, Prices
-from sentinel.planner.relaxation import merge_alike
+from sentinel.planner.relaxation import find_candidates, merge_alike
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sentinel.planner.pinned_candidates import find_candidates, layer_base_ms, worth_pinning
-from sentinel.planner.relaxation import merge_alike
+from sentinel.planner.relaxation import find_candidates, layer_base_ms, merge_alike, worth_pinning
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
 

@@ -10,9 +10,8 @@ import pytest
 from sentinel.core import pins as pins_module
 from sentinel.core.errors import UsageError
 from sentinel.core.extents import merge_extents
-from sentinel.core.pins import FAST, FREE, SLOW, Pins, patterns_in, pins_of
+from sentinel.core.pins import FAST, FREE, SLOW, Pins, patterns_in, pins_of, put_back, rest_of
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
-from sentinel.planner.pinned_tensors import put_back, rest_of
 from sentinel.reports.sections.pin_table import PINS
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.traces.synthetic import synthetic
 from sentinel.planner import plan, portfolio
+from sentinel.planner.assemble import footprint_bytes, one_tier
 from sentinel.planner.column_generation import ColumnGeneration, Effort, efforts_for, optimized
-from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.portfolio import STAYS, WORSE_BY, best_of
 from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate

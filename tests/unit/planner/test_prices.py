@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sentinel.planner.column_generation import descend
 from sentinel.planner.master import Columns
-from sentinel.planner.pinned_candidates import find_candidates
-from sentinel.planner.prices import descend, room_cost_ns
 from sentinel.planner.pricing import Pricer
-from sentinel.planner.relaxation import merge_alike
+from sentinel.planner.relaxation import find_candidates, merge_alike
+from sentinel.planner.slow_tier_assignment import room_cost_ns
 from sentinel.planner.workload import make_workload
 from tests.builders import make_machine, make_profile, param
 

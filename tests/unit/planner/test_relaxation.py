@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sentinel.core.cost import slow_extra_ns
-from sentinel.planner.relaxation import alike, alive_at, instants, make_groups, merge_alike
+from sentinel.planner.bound_program import make_groups
+from sentinel.planner.relaxation import alike, alive_at, instants, merge_alike
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
 

@@ -8,10 +8,9 @@ import pytest
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.planner import plan as make_plan
 from sentinel.planner.master import Master
+from sentinel.planner.moving_rivals import MOST_UNITS, AutoTm, Capuchin, Lru, NextUse
 from sentinel.planner.pool import reserve
-from sentinel.planner.rivals.autotm import MOST_UNITS, AutoTm
-from sentinel.planner.rivals.reactive import Capuchin, Lru, NextUse
-from sentinel.planner.rivals.static import AllSlow, FirstTouch, Interleave, Static, WeightedInterleave, dealt
+from sentinel.planner.static_placements import AllSlow, FirstTouch, Interleave, Static, WeightedInterleave, dealt
 from sentinel.planner.workload import make_workload
 from tests.builders import GB, act, make_machine, make_profile, param
 

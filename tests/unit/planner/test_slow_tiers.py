@@ -9,9 +9,9 @@ import pytest
 from sentinel import planner
 from sentinel.core.errors import Infeasible
 from sentinel.core.laws import check
-from sentinel.planner.fixed_placement import footprint_bytes, one_tier
-from sentinel.planner.portfolio import best_of
-from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room
+from sentinel.planner.assemble import footprint_bytes, one_tier
+from sentinel.planner.paper import fetched_plans
+from sentinel.planner.portfolio import all_addressable, best_of, has_room
 from tests.builders import GB, MIB, act, make_machine, make_profile, param
 from tests.three_tiers import three_tiers
 

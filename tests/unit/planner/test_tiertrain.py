@@ -6,7 +6,7 @@ import numpy as np
 
 from sentinel.core.laws import check
 from sentinel.planner import footprint_bytes, load_policy
-from sentinel.planner.rivals.tiertrain import DEPTHS, SMALLEST_BYTES, saved_gaps
+from sentinel.planner.moving_rivals import DEPTHS, SMALLEST_BYTES, saved_gaps
 from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param
