@@ -38,6 +38,7 @@ class FramePool {
  private:
   int map_frames(const char **step);
   int fill(uint32_t frame);
+  void populate(uint32_t frame);
   int empty(uint32_t frame);
   long allocate(int mode, uint32_t frame, uint64_t nbytes);
 

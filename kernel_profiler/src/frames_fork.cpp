@@ -1,6 +1,7 @@
 // A forked child sees every granule as it was at the fork, in the file, and holds no frame. Before the fork the views are
 // made private and what the file lacks is written; what other threads store from then on is in pages that the kernel
-// copies for the child like any others. The parent goes on when the child shows frames no more.
+// copies for the child like any others. The parent goes on when the child shows frames no more. What nobody has written to
+// by then stays private, so that the next fork has nothing to write.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -101,6 +102,13 @@ void prepare(sn_frames &f) {
   f.whole_child = tried([&] { return sn::advise(f.base, f.count * sn::kFrameBytes, MADV_DOFORK); });
 }
 
+// Whether the file holds all bytes of a granule that shows its frame. A store that comes later makes a page of the
+// granule's own, and whoever turns it over looks for those: it needs no instant here.
+bool is_clean(const sn_frames &f, uint32_t granule) {
+  bool own[sn::kPagesPerGranule];
+  return f.granules[granule].saved && sn::own_pages(f.pagemap, f.address(granule), own) == 0;
+}
+
 void go_on(sn_frames &f) {
   if (f.held) {
     f.regions.hold_end_in_parent();
@@ -109,8 +117,10 @@ void go_on(sn_frames &f) {
       if (child_reads(f.granules[i])) f.regions.freeze(f.granules[i].region);
   }
   sn::advise(f.base, f.count * sn::kFrameBytes, MADV_DONTFORK);
-  for (uint32_t i = 0; i < f.count; i++)  // what was written to before is likely to be again; else it stays private
-    if (std::exchange(f.granules[i].was_shared, false) && f.granules[i].order == nullptr) sn::turn_shared(f, i);
+  for (uint32_t i = 0; i < f.count; i++) {
+    const bool was_shared = std::exchange(f.granules[i].was_shared, false);
+    if (was_shared && f.granules[i].order == nullptr && !is_clean(f, i)) sn::turn_shared(f, i);  // else it stays private
+  }
 }
 
 // Other threads of the parent may have written there, which ThreadSanitizer cannot know to be over.

@@ -150,9 +150,12 @@ extern "C" int64_t sn_mover_submit_all(sn_mover *m, const sn_job *jobs, uint64_t
         for (Job &order : fresh[direction]) {
           order.id += last_id + 1;
           m->goes_first += order.spec.first != 0;
-          if (order.spec.after != 0)  // it may have ended meanwhile, its result not yet fetched
-            for (const Job &ended : m->ended_jobs)
+          if (order.spec.after != 0 && m->unfinished.count(order.spec.after) == 0) {
+            for (const Job &ended : m->ended_jobs)  // its result may not have been fetched yet
               if (ended.id == order.spec.after) sn::follow(ended, order);
+            order.spec.after = 0;
+          }
+          m->followers += order.spec.after != 0;
         }
         is_next[direction] = m->queue[direction].empty() && !fresh[direction].empty();
         m->queue[direction].splice(m->queue[direction].end(), fresh[direction]);

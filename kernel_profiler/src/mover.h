@@ -33,7 +33,6 @@ struct Job {
   sn_moved moved;     // once it has ended
 
   int direction() const { return spec.target == kFast ? SN_PROMOTE : SN_DEMOTE; }
-  bool went_to_spare() const { return spec.spare != 0 && spec.target == spec.spare; }
   uint64_t flight_bytes() const { return spec.nbytes - spec.held[spec.target]; }
   uint64_t room_bytes() const { return direction() == SN_PROMOTE ? flight_bytes() : 0; }
 };
@@ -91,6 +90,7 @@ struct sn_mover {
   sn::Accounts accounts;
   uint64_t births_waiting = 0;
   uint64_t goes_first = 0;  // unfinished jobs that promotions wait for
+  uint64_t followers = 0;   // queued jobs whose `after` is not 0: it is 0 once the job that it names has ended
   std::atomic<uint64_t> submitted{0};  // the id of the last job
   sn::Jobs queue[2];
   sn::Workbench bench[2];  // of the worker of each direction

@@ -31,7 +31,7 @@ bool makes_room(const sn_mover &m, int tier) {
 namespace sn {
 
 bool ready(const sn_mover &m, const Job &job) {
-  if (job.spec.after != 0 && m.unfinished.count(job.spec.after) != 0) return false;
+  if (job.spec.after != 0) return false;
   if (job.direction() == SN_DEMOTE)
     return m.accounts.has_room(job.spec.target, job.flight_bytes()) || !makes_room(m, job.spec.target);
   return m.births_waiting == 0 && m.goes_first == 0 && m.accounts.has_room(kFast, job.room_bytes());
@@ -79,11 +79,15 @@ void finish(sn_mover &m, Jobs &from, Jobs::iterator job) {
   m.ended_jobs.splice(m.ended_jobs.end(), from, job);
   m.unfinished.erase(job->id);
   m.goes_first -= job->spec.first != 0;
-  for (Jobs &queue : m.queue)
-    for (Job &next : queue)
-      if (next.spec.after == job->id) {  // it finds the block as this one left it, and has no time on the link before
+  m.followers -= job->spec.after != 0;  // it was dropped before the other one ended
+  if (m.followers != 0)  // else each end would look through whole queues
+    for (Jobs &queue : m.queue)
+      for (Job &next : queue) {
+        if (next.spec.after != job->id) continue;
         follow(*job, next);
-        next.ready_ns = std::max(next.ready_ns, job->moved.stop_ns);
+        next.ready_ns = std::max(next.ready_ns, job->moved.stop_ns);  // it has no time on the link before
+        next.spec.after = 0;
+        m.followers--;
       }
   m.ended.fetch_add(1, std::memory_order_release);
   m.wake_all();

@@ -110,6 +110,26 @@ void what_a_family_takes_is_counted_once() {
   CHECK(taken(0) < before - 16 * kMiB);
 }
 
+long populates_nothing(long number, const long a[6]) {
+  if (number == SYS_madvise && a[2] == MADV_POPULATE_WRITE) return -EINVAL;  // as before Linux 5.14
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+// What the frames take is left out; other shared memory is not, though nobody has used a frame yet.
+void shared_memory_is_not_taken_for_frames(sn_system_call system) {
+  sn_system_replace(system);
+  sn_frames_request request = request_of(24, 24, 24);
+  request.flags = SN_FRAMES_SMALL_PAGES;
+  sn_frames *frames = open_frames(request);
+  sn_system_replace(nullptr);
+  const uint64_t before = taken(24);
+  void *const shared = mmap(nullptr, 32 * kMiB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  CHECK(shared != MAP_FAILED && taken(24) >= before + 28 * kMiB);
+  munmap(shared, 32 * kMiB);
+  close_frames(frames);
+}
+
 void the_pool_follows_the_process() {
   Tensors tensors(24, 24, 14);
   tensors.look();  // there is no cap yet
@@ -237,6 +257,8 @@ void what_means_nothing_is_refused() {
 int main() {
   create();
   what_a_family_takes_is_counted_once();
+  shared_memory_is_not_taken_for_frames(nullptr);
+  shared_memory_is_not_taken_for_frames(populates_nothing);
   the_pool_follows_the_process();
   the_pool_follows_a_cgroup();
   refused_memory_is_told_and_asked_for_again();

@@ -147,6 +147,59 @@ long full(long number, const long a[6]) {
   return result == -1 ? -errno : result;
 }
 
+// As eight workers of a DataLoader are: the file takes the frames once, also where it has no room for a second time.
+void forks_in_a_row_write_once() {
+  sn_frames *frames = open_frames(request_of(kFrames, kFrames, kFrames));
+  base = facts(frames).base;
+  CHECK(sn_frames_attach(frames, 0, kFrames) == 0);
+  write_marks(base, kFrames, 11);
+  Child first([] { return marks_hold(base, kFrames, 11); });
+  const uint64_t written = counted(frames).fork_bytes;
+  CHECK(written == kFrames * kGranule);
+  sn_system_replace(full);
+  Child second([] { return marks_hold(base, kFrames, 11) && anonymous_kib(base, base + kFrames * kGranule) == 0; });
+  sn_system_replace(nullptr);
+  Child third([] { return marks_hold(base, kFrames, 11); });
+  CHECK(counted(frames).fork_bytes == written && facts(frames).regions == kFrames);
+  CHECK(counted(frames).generations == 3 && counted(frames).in_state[SN_GRANULE_CLEAN] == kFrames);
+  for (Child *child : {&first, &second, &third}) {
+    const int status = child->end();
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  CHECK(marks_hold(base, kFrames, 11));
+  close_frames(frames);
+}
+
+// What stays private has stores found by its own pages, whoever makes them: they go to the file, come back, and are what
+// the next child sees. None of them is the first child's affair.
+void a_store_after_a_fork_is_not_lost() {
+  sn_frames *frames = open_frames(request_of(kFrames, kFrames, 4 * kFrames));
+  base = facts(frames).base;
+  CHECK(sn_frames_attach(frames, 0, kFrames) == 0);
+  write_marks(base, kFrames, 12);
+  for (uint64_t granule = 0; granule < kFrames; granule++) *word(base, granule * 512 + 7, 3) = 1;
+  const auto sees = [](uint64_t value) {
+    bool right = marks_hold(base, kFrames, 12);
+    for (uint64_t granule = 0; granule < kFrames; granule++) right = right && *word(base, granule * 512 + 7, 3) == value;
+    return right;
+  };
+  Child first([=] { return sees(1); });
+  CHECK(counted(frames).in_state[SN_GRANULE_CLEAN] == kFrames);
+  *word(base, 7, 3) = 2;  // by user code that announces nothing
+  *word(base, 512 + 7, 3) = 2;
+  std::thread([] { *word(base, 2 * 512 + 7, 3) = *word(base, 3 * 512 + 7, 3) = 2; }).join();
+  Child second([=] { return sees(2); });
+  CHECK(leave(frames, 0, kFrames).stayed == kFrames);  // each was written to
+  CHECK(leave(frames, 0, kFrames).moved == kFrames);
+  CHECK(sn_frames_need(frames, base, kFrames * kGranule, 0) == 0 && sees(2));
+  for (Child *child : {&first, &second}) {
+    const int status = child->end();
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  CHECK(sees(2));
+  close_frames(frames);
+}
+
 // Where the disk has no more room for children, what cannot leave stays, and what cannot come is read where it is.
 void a_full_disk_beside_children_costs_no_byte() {
   sn_frames *frames = open_frames(request_of(kFrames, kGranules, kGranules));
@@ -345,6 +398,8 @@ int main() {
   children_see_the_moment_of_their_fork();
   children_copy_pages_not_granules();
   generations_that_live_at_once_find_room();
+  forks_in_a_row_write_once();
+  a_store_after_a_fork_is_not_lost();
   a_full_disk_beside_children_costs_no_byte();
   regions_are_kept_for_grandchildren_too();
   a_place_that_a_fork_could_not_write_is_not_written_again();

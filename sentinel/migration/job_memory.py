@@ -19,15 +19,15 @@ class JobMemory:
     `warn`: tells the user of the first trouble of a kind. `strict`: raise TierError instead.
 
     `discard(offset, nbytes)`: drop the pages of dead transient blocks at these plan addresses, so that the next ones
-    are born at home; without it they stay. `unmanaged_bytes()`: most bytes that fell back to malloc in the step that
-    ends. `bytes_per_s`: migrations between nodes go no faster, each way; 0: no limit. `clock`: what times its layers,
-    waits and injected delays.
+    are born at home; returns the bytes dropped. Without it they stay. `unmanaged_bytes()`: most bytes that fell back to
+    malloc at one time since the plan was applied. `bytes_per_s`: migrations between nodes go no faster, each way; 0: no
+    limit. `clock`: what times its layers, waits and injected delays.
     """
 
     ranges: Callable[[int], list[tuple[int, int]]]
     warn: Callable[[str], None]
     strict: bool = False
-    discard: Callable[[int, int], None] | None = None
+    discard: Callable[[int, int], int] | None = None
     unmanaged_bytes: Callable[[], int] = _none
     bytes_per_s: int = 0
     clock: Clock = MONOTONIC

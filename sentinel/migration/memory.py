@@ -272,17 +272,19 @@ class ManagedMemory:
             " of the profiled step: what goes beyond comes from malloc and is not managed"
         )
 
-    def discard(self, offset: int, nbytes: int) -> bool:
-        """Drop the whole pages within [placement_base + offset, + nbytes) if no tensor is there; whether it was done.
+    def discard(self, offset: int, nbytes: int) -> int:
+        """Drop the whole pages within [placement_base + offset, + nbytes) if no tensor is there. Returns their bytes,
+        0 if none were dropped.
 
         Their next tenant's pages are born by the arena's memory policy. What is of a page only in part stays: the
         rest of it may be a live tensor's, and the kernel drops no less than a page. Any thread.
         """
         begin, end = page_ceil(offset), (offset + nbytes) // PAGE_BYTES * PAGE_BYTES
         if begin >= end or self._native.sn_reserve(begin, end - begin) != 0:
-            return False
+            return 0
         try:
-            return int(_madvise(self.placement_base + begin, end - begin, mmap.MADV_DONTNEED)) == 0
+            refused = _madvise(self.placement_base + begin, end - begin, mmap.MADV_DONTNEED)
+            return 0 if refused else end - begin
         finally:
             self._native.sn_release(begin, end - begin)
 

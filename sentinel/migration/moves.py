@@ -95,8 +95,7 @@ class Moves:
         A move is refused if its block will not be at the source, is to wait since it failed again and again, or if
         there is no memory for one job more: that is a failed migration like others.
         """
-        if self._booked != self._mover.submitted():
-            self._strike_unsubmitted()
+        self._strike_unsubmitted()
         table = self._table
         under_way: list[Move | None] = []
         refused: list[Ended] = []
@@ -195,6 +194,8 @@ class Moves:
     def _strike_unsubmitted(self) -> None:
         """Drop from the books what the mover has not got: it refused it, or an interrupt came before the call."""
         submitted = self._mover.submitted()
+        if self._booked == submitted:
+            return
         for job in [job for job in self._by_job if job > submitted]:
             move = self._by_job[job]
             self._strike(move)
@@ -236,8 +237,7 @@ class Moves:
     def collect(self) -> Sequence[Ended]:
         """What has ended, oldest first, up to 64 of them. A look at a counter if nothing has. Until `forget` it is told
         again: what cuts short whoever notes it loses none."""
-        if self._booked != self._mover.submitted():
-            self._strike_unsubmitted()
+        self._strike_unsubmitted()
         if self._mover.ended() == self._ended:
             return ()
         moved = self._mover.results_from(self._ended)
@@ -265,13 +265,16 @@ class Moves:
         """`over`: moves that have ended, this one too, and are in the books still."""
         if moved.target != move.target:
             move.target, move.sent_further = moved.target, True
+        place = _place(move, moved)
         pending = self._by_block.get(move.block, ())
         queued = [other for other in pending if other not in over] if len(pending) > 1 else ()
+        if queued and queued[0].target != place:
+            queued[0].source = place  # the block may be in another tier than this move was to leave it in
         outcome = "late" if move.late and moved.outcome is Outcome.DONE else _WORDS.get(moved.outcome, "skipped")
         return Ended(
             move,
             outcome,
-            _place(move, moved),
+            place,
             moved.held[: len(self._tiers)],
             moved.errno,
             moved.moved_bytes,

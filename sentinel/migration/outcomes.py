@@ -44,7 +44,7 @@ class Outcomes:
         self._raise(failure)
 
     def _land(self, ended: Ended) -> TierError | None:
-        block, before = ended.move.block, self._table.fast_bytes[ended.move.block]
+        block, before = ended.move.block, self._table.spread(ended.move.block)
         self._table.put(block, ended.tier, ended.bytes_in)
         if ended.queued is not None:
             self._table.serve(block, ended.queued.served_by)

@@ -17,6 +17,7 @@ That is the kernel's doing, and an outcome in the report; it does not break the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -71,11 +72,12 @@ class PageAudit:
         self._born_in = [block.tier for block in plan.blocks]
         # By the memory policy: persistent blocks are in an arena of the fast tier, whatever the plan starts them in.
         self._home = [0 if block.persistent else block.tier for block in plan.blocks]
-        self._written: list[tuple[int, ...]] = [()] * plan.n_layers
         uses = plan.uses
         rows = uses[(uses["writes"] > 0) | (uses["written_bytes"] > 0)]
-        for layer in np.unique(rows["layer"]).tolist():
-            self._written[layer] = tuple(rows["block"][rows["layer"] == layer].tolist())
+        rows = rows[np.argsort(rows["layer"], kind="stable")]
+        written = rows["block"].tolist()
+        bounds = np.searchsorted(rows["layer"], np.arange(plan.n_layers + 1)).tolist()
+        self._written: list[tuple[int, ...]] = [tuple(written[begin:end]) for begin, end in pairwise(bounds)]
         self._first_room = FIRST_BYTES  # of this step
         self._suspects: dict[int, int] = {}  # block -> checks at the end of a step that it still has to pass
         self._why = _OTHER
@@ -167,18 +169,21 @@ class PageAudit:
 
     # ---- what was found ---------------------------------------------------------------------------------
 
-    def found(self, ended: Ended, fast_bytes: int) -> Ended | None:
-        """A look has ended. The move to record, of what had strayed; None if nothing had.
+    def found(self, ended: Ended, bytes_in: Sequence[int]) -> Ended | None:
+        """A look has ended. The move to record, if it moved pages or found more of them elsewhere than were known.
 
-        `fast_bytes`: those of the block as far as was known before.
+        `bytes_in`: the bytes of the block in each tier as far as was known before. Those that were known to be
+        elsewhere, as a move that failed in part leaves them, had not strayed.
         """
-        move, now = ended.move, ended.bytes_in[0]
-        stayed = max(now - fast_bytes if move.target else fast_bytes - now, 0)
+        move, known = ended.move, sum(bytes_in) - bytes_in[ended.move.target]
+        strayed = max(ended.moved_bytes - known, 0)
+        stayed = max(ended.stayed_bytes - max(known - ended.moved_bytes, 0), 0)
         if not ended.moved_bytes and not stayed:
             return None
         move.nbytes = ended.moved_bytes + stayed
-        down, up = (ended.moved_bytes, 0) if move.target else (0, ended.moved_bytes)
-        self._found.append((move.block, down, up, stayed))
+        if strayed or stayed:
+            down, up = (strayed, 0) if move.target else (0, strayed)
+            self._found.append((move.block, down, up, stayed))
         return ended
 
     def report(self) -> tuple[int, str] | None:

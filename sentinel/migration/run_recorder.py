@@ -102,7 +102,7 @@ class RunRecorder:
         self._step_peak_bytes = max(self._step_peak_bytes, fast_high_bytes)
 
     def end_step(self, now_ns: int, *, in_step: bool, unmanaged_bytes: int) -> None:
-        """The step under way ended, and the next began. `unmanaged_bytes`: most bytes of it that were malloc's."""
+        """The step under way ended, and the next began. `unmanaged_bytes`: most that were malloc's until now."""
         began, now, self._now = self._step_began_ns, self._now, _Step()
         times = (began - self.began_ns, now_ns - began, self._step_stall_ns)
         now.row = (self.step, *times, self._step_peak_bytes, unmanaged_bytes, in_step)

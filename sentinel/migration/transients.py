@@ -195,5 +195,4 @@ class Transients:
 
     def _drop(self, offset: int, nbytes: int) -> None:
         assert self._discard is not None
-        self._discard(offset, nbytes)
-        self.discarded_bytes += nbytes
+        self.discarded_bytes += self._discard(offset, nbytes)

@@ -145,7 +145,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def test_events_have_the_layout_of_the_header() -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     from sentinel.migration.memory import EVENT_DTYPE, GRANULE_BYTES
 
     assert EVENT_DTYPE.itemsize == 48

@@ -51,8 +51,9 @@ class Arena:
         spec = self.plan.blocks[block]
         return [(self.base + spec.offset, spec.nbytes)]
 
-    def discard(self, offset: int, nbytes: int) -> None:
+    def discard(self, offset: int, nbytes: int) -> int:
         self.map.madvise(mmap.MADV_DONTNEED, self.first + offset, nbytes)
+        return nbytes
 
     def close(self) -> None:
         self._anchor = None

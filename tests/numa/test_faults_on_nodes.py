@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*was born in fast memory with no room:RuntimeWarning"),
 ]
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_plan"),
 ]
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 

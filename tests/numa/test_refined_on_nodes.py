@@ -12,14 +12,14 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch  # noqa: E402
 
 import sentinel  # noqa: E402
 from sentinel.core.machine import Machine  # noqa: E402
 from sentinel.core.plan import Plan  # noqa: E402
 from sentinel.executed.audit import Audit  # noqa: E402
-from sentinel.planner.plan_order import MadePlan  # noqa: E402
+from sentinel.planner.make_plan import MadePlan  # noqa: E402
 from sentinel.session import planning  # noqa: E402
 from sentinel.session.applying_plans import REFINE_STEPS  # noqa: E402
 from sentinel.session.planning import Dataflow, Planning  # noqa: E402

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_plan"),
 ]
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
 import sentinel.data  # noqa: E402
