@@ -262,8 +262,8 @@ _PACKAGES = ("data", "integrations")
 
 
 def __getattr__(name: str) -> Any:
-    """The verbs `plan`, `simulate`, `attribute`, `load`, `save`, and the packages `data` and `integrations`, imported when
-    first used."""
+    """The verbs `plan`, `simulate`, `attribute`, `load`, `save`, and the packages `data` and `integrations`, imported
+    when first used."""
     from importlib import import_module
 
     if name == "data":

@@ -47,8 +47,8 @@ def _allowed(machine: Machine) -> Machine:
             raise CapabilityError(
                 f"placing memory on the nodes of {machine.name}",
                 str(error),
-                "allow mbind, get_mempolicy and move_pages (docker: --security-opt seccomp=unconfined, or a profile with"
-                ' these), or use slow="emulated:cxl-asic-x8"',
+                "allow mbind, get_mempolicy and move_pages (docker: --security-opt seccomp=unconfined, or a profile"
+                ' with these), or use slow="emulated:cxl-asic-x8"',
             ) from error
         return replace(machine, tiers=(replace(machine.fast, node=None), *machine.tiers[1:]))
     return machine

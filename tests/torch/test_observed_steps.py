@@ -33,7 +33,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepObserver]:
     monkeypatch.setattr(observer, "Audit", CountingAudit)
     monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
     CountingAudit.looked = []
-    made = StepObserver(Window(2, 1), 0, lambda: None)
+    made = StepObserver(Window(2, 1), 0, lambda: None, lambda: None)
     yield made
     made._entered.close()  # or what it watches operators with would watch those of other tests
 
@@ -59,7 +59,7 @@ def test_how_busy_the_host_was_is_told_of_the_steps_whose_times_are(monkeypatch:
     readings = iter([Reading(0, 0, *each, unknown) for each in zip(ran, waited, strict=True)])
     monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
     monkeypatch.setattr(observer.host_load, "read", lambda _: next(readings))
-    made = StepObserver(Window(4, 1), 0, lambda: None)
+    made = StepObserver(Window(4, 1), 0, lambda: None, lambda: None)
     shares = []
     for _ in range(4):
         step(made)
@@ -100,6 +100,19 @@ def test_a_plan_that_comes_late_is_audited_all_the_same(watched: StepObserver) -
     takes_over(watched, "late")
     step(watched)
     assert CountingAudit.looked == of("late")
+
+
+def test_what_is_asked_at_steps_is_asked_as_the_first_begins_and_as_each_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what moved before the first step is no part of any."""
+    asked: list[int] = []
+    monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
+    made = StepObserver(Window(9, 1), 0, lambda: None, lambda: asked.append(made.seen.steps))
+    made.step_began()  # and is cut short
+    step(made)
+    step(made)
+    made.step_began()
+    made._entered.close()
+    assert asked == [0, 0, 1]
 
 
 def test_a_step_that_is_cut_short_is_not_counted(watched: StepObserver) -> None:
