@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 import sentinel
+from benchmarks._observed import observed
 from sentinel import machines, planner, session
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import Trace
 from sentinel.core.units import PAGE_BYTES, parse_budget
-from sentinel.simulator import observed, simulate
+from sentinel.simulator import simulate
 
 PROFILED_STEP = 1
 WIDTH, DENSE, BATCH, BAG = 32, 13, 2048, 4

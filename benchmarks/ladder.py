@@ -20,9 +20,8 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import EXTENT_DTYPE, Profile
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.assemble import assemble
+from sentinel.planner.assemble import assemble, footprint_bytes, one_tier
 from sentinel.planner.decision import Decision, decide
-from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.paper import Sentinel2021, grant, interval_cuts, lazy_episodes, lengths_to_try, make_episodes
 from sentinel.planner.pool import reserve
 from sentinel.planner.portfolio import Sentinel

@@ -214,7 +214,7 @@ def _stored(
     time_limit_s: float,
 ) -> dict[str, Any]:
     """A bound of a cell; a loose one is not stored."""
-    files = ("lower_bound.py", "bound_program.py", "lagrangian_bound.py", "relaxation.py", "../core/cost.py")
+    files = ("lower_bound.py", "bound_program.py", "relaxation.py", "../core/cost.py")
     source = b"".join((Path(planner.__file__).parent / file).read_bytes() for file in files)
     # all that a bound reads
     columns = (profile.tensors, profile.extents, profile.accesses, profile.layer_ns, profile.flops)

@@ -3,7 +3,7 @@
 `python -m benchmarks.tiertrain > docs/tiertrain.json && python -m benchmarks.tiertrain_page` (minutes; torch).
 TierTrain (Swaminathan et al., ISMM 2025) measured on a CXL expander and on Optane; `PUBLISHED` has its ranges. The
 networks are traced under fake tensors, the machines are described ones of `sentinel/machines`, and `tiertrain` is our
-reading of the policy (`sentinel/planner/rivals/tiertrain.py`).
+reading of the policy (`sentinel/planner/moving_rivals.py`).
 
 What is held in fast memory is compared with stock training: the bytes alive in each layer at most, weighted by the time
 of the layers with everything in fast memory; most of them is the peak. What moves take from compute is in the step: the

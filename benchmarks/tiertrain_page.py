@@ -32,7 +32,7 @@ which figure is not in the abstract, and its text was not read here.
 (`sentinel/machines`), from full steps traced under fake tensors. Networks named `cifar` are those of TierTrain's
 published code, ResNets on CIFAR-10 with all 50,000 images in one batch; any others are families of
 [policies.md](policies.md) at their batch sizes. `tiertrain` is our reading of the policy, from the abstract and that
-code: `sentinel/planner/rivals/tiertrain.py` says what was read. It has exact windows and our movers, and no process
+code: `sentinel/planner/moving_rivals.py` says what was read. It has exact windows and our movers, and no process
 beside the training one. It falls short of the published ranges in most rows: its code moves by ten threads, and a link
 that carries more than those of these machines would bring it nearer.
 

@@ -12,32 +12,31 @@ from typing import TYPE_CHECKING, Any
 from sentinel.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from sentinel.planner.fixed_placement import footprint_bytes as footprint_bytes
+    from sentinel.planner.assemble import footprint_bytes as footprint_bytes
     from sentinel.planner.lower_bound import Bound as Bound
     from sentinel.planner.lower_bound import bound as bound
     from sentinel.planner.lower_bound import exchange_bound as exchange_bound
     from sentinel.planner.make_plan import Policy as Policy
     from sentinel.planner.make_plan import not_slower as not_slower
     from sentinel.planner.make_plan import plan as plan
-    from sentinel.planner.make_plan import plan_curve as plan_curve
-    from sentinel.planner.profile_windows import needs_windows as needs_windows
-    from sentinel.planner.profile_windows import profile_window_bound_ns as profile_window_bound_ns
+    from sentinel.planner.window_bound import needs_windows as needs_windows
+    from sentinel.planner.window_bound import profile_window_bound_ns as profile_window_bound_ns
 
 POLICIES = {
     "sentinel": "portfolio:Sentinel",
     "sentinel-2021": "paper:Sentinel2021",
-    "autotm": "rivals.autotm:AutoTm",
-    "capuchin": "rivals.reactive:Capuchin",
-    "next-use": "rivals.reactive:NextUse",
-    "lru": "rivals.reactive:Lru",
-    "tiertrain": "rivals.tiertrain:TierTrain",
-    "best-static": "rivals.static:BestStatic",
-    "static": "rivals.static:Static",
-    "weighted-interleave": "rivals.static:WeightedInterleave",
-    "interleave": "rivals.static:Interleave",
-    "first-touch": "rivals.static:FirstTouch",
-    "all-fast": "rivals.static:AllFast",
-    "all-slow": "rivals.static:AllSlow",
+    "autotm": "moving_rivals:AutoTm",
+    "capuchin": "moving_rivals:Capuchin",
+    "next-use": "moving_rivals:NextUse",
+    "lru": "moving_rivals:Lru",
+    "tiertrain": "moving_rivals:TierTrain",
+    "best-static": "static_placements:BestStatic",
+    "static": "static_placements:Static",
+    "weighted-interleave": "static_placements:WeightedInterleave",
+    "interleave": "static_placements:Interleave",
+    "first-touch": "static_placements:FirstTouch",
+    "all-fast": "static_placements:AllFast",
+    "all-slow": "static_placements:AllSlow",
 }
 """Module below this package and class of each policy, by name. The first one is the default."""
 
@@ -46,12 +45,11 @@ _LAZY = {
     "Policy": "make_plan",
     "bound": "lower_bound",
     "exchange_bound": "lower_bound",
-    "footprint_bytes": "fixed_placement",
-    "needs_windows": "profile_windows",
+    "footprint_bytes": "assemble",
+    "needs_windows": "window_bound",
     "not_slower": "make_plan",
     "plan": "make_plan",
-    "plan_curve": "make_plan",
-    "profile_window_bound_ns": "profile_windows",
+    "profile_window_bound_ns": "window_bound",
 }
 
 

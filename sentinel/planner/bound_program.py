@@ -17,7 +17,97 @@ from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.relaxation import INSTANTS, Groups, alive_at, instants
+from sentinel.planner.relaxation import INSTANTS, alike, alive_at, instants
+from sentinel.planner.workload import hash64
+
+_DENSITY_STEP = 0.005
+"""Tensors whose extra times a byte differ by less in each layer may be one group, which gets the smaller ones: a bound
+may understate, never overstate."""
+
+_NEGLIGIBLE = 2e-5
+"""Tensors below this share of the budget cost the relaxation neither room nor time."""
+
+MOST_GROUP_LAYERS = 1_000_000
+"""Groups times the layers of their lives that a bound counts: its program has two columns for each, a few hundred bytes
+of memory in all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Columns, one row a group; `use_*`: one row a (group, layer): extra ns if all of it is served by slow memory.
+
+    `of`: group of each tensor, -1 for those left out.
+    """
+
+    nbytes: NDArray[np.float64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    persistent: NDArray[np.bool_]
+    use_group: NDArray[np.int64]
+    use_layer: NDArray[np.int64]
+    use_ns: NDArray[np.float64]
+    of: NDArray[np.int64]
+
+
+def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) -> Groups:
+    """Managed tensors that matter, grouped by life, exact layers of use and extra time a byte in each.
+
+    Short-lived tensors are grouped by the instants at which they are alive as well. Of more than `MOST_GROUP_LAYERS`
+    the groups of the fewest bytes are left out: they cost neither room nor time then, and a bound stays one.
+    """
+    t, a = profile.tensors, profile.accesses
+    n = len(t)
+    nbytes = t["nbytes"].astype(np.float64)
+    kept = t["managed"] & (nbytes >= max(budget, PAGE_BYTES) * _NEGLIGIBLE)
+    density = extra_ns / nbytes[a["extent"]]
+    grade = np.where(density > 0, np.rint(np.log(np.maximum(density, 1e-300)) / _DENSITY_STEP), 1 << 40).astype(
+        np.int64
+    )
+    uses = np.zeros(n, np.uint64)
+    np.add.at(uses, a["extent"], hash64(a["layer"].astype(np.uint64) * np.uint64(1 << 44) + grade.astype(np.uint64)))
+    rows = np.flatnonzero(kept)
+    life = (t["start"], t["stop"], t["persistent"], _alive_bits(profile), uses.view(np.int64))
+    first, place = alike(*(key[rows] for key in life))
+    head = rows[first]
+    total = np.bincount(place, nbytes[rows], len(head)).astype(np.float64)
+    largest = np.argsort(-total, kind="stable")
+    width = (t["stop"] - t["start"])[head].astype(np.int64)
+    counted = np.sort(largest[np.cumsum(width[largest]) <= MOST_GROUP_LAYERS])
+    number = np.full(len(head), -1, np.int64)
+    number[counted] = np.arange(len(counted))
+    head, total = head[counted], total[counted]
+    of = np.full(n, -1, np.int64)
+    of[rows] = number[place]
+    used = np.flatnonzero((of[a["extent"]] >= 0) & (density > 0))
+    pair = of[a["extent"][used]] * profile.n_layers + a["layer"][used]
+    key, where = np.unique(pair, return_inverse=True)
+    least = np.full(len(key), np.inf)
+    np.minimum.at(least, where, density[used])
+    group = key // profile.n_layers
+    return Groups(
+        total,
+        t["start"][head].astype(np.int64),
+        t["stop"][head].astype(np.int64),
+        t["persistent"][head].copy(),
+        group,
+        key % profile.n_layers,
+        least * total[group],
+        of,
+    )
+
+
+def _alive_bits(profile: Profile) -> NDArray[np.int64]:
+    """(n,) bits of the instants of its first and its last layer at which each tensor is alive."""
+    t = profile.tensors
+    moments = instants(profile)
+    out = np.zeros(len(t), np.int64)
+    born, died = t["born_event"], t["died_event"]
+    for place, layer in enumerate((t["start"], (t["stop"] - 1) % profile.n_layers)):
+        for i in range(INSTANTS):
+            alive = alive_at(moments[layer, i], born, died, profile.n_events)
+            out |= alive.astype(np.int64) << (place * INSTANTS + i)
+    out[t["persistent"]] = 0
+    return out
 
 
 class Program:

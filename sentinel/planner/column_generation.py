@@ -14,13 +14,18 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.planner.decision import Decision
+from sentinel.planner.decision import Choice, Decision, Episodes, episodes_of, room_bytes
 from sentinel.planner.master import Columns, Master, Mix
-from sentinel.planner.pinned_candidates import MOST_ENTRIES, PinnedCandidates, find_candidates
 from sentinel.planner.pool import Reserve, pool_ns, reserve
-from sentinel.planner.prices import descend
-from sentinel.planner.pricing import Pricer
-from sentinel.planner.relaxation import merge_alike
+from sentinel.planner.pricing import Pricer, Prices
+from sentinel.planner.relaxation import (
+    MOST_ENTRIES,
+    PinnedCandidates,
+    find_candidates,
+    layer_base_ms,
+    merge_alike,
+    worth_pinning,
+)
 from sentinel.planner.rounding import Dive, pinned_units, round_to_pages, unpinned_shorts
 from sentinel.planner.workload import Workload
 
@@ -228,3 +233,85 @@ class ColumnGeneration:
         self.master.fix_pool(fixed, left, 1.0 - inside / np.maximum(merged.units.nbytes, 1))
         mix = self.solve(rounds)
         return None if mix is None else PoolRounding(short, mix)
+
+
+def descend(
+    work: Workload,
+    pricer: Pricer,
+    columns: Columns,
+    candidates: PinnedCandidates,
+    rounds: int,
+    keep: int,
+) -> Prices:
+    """Prices near those at which demand meets supply; the choices of the last `keep` rounds are added to `columns`."""
+    length, k = work.n_layers, candidates.exists.shape[1]
+    free = np.full(length, float(work.budget_bytes))
+    layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
+    if work.machine.flops_per_s is None:
+        layer_ns = work.compute_ns + work.traffic_ns
+    at_stake = float(work.use_ns.sum()) + float(
+        candidates.use_ns[candidates.unit_class[candidates.use_group] < 0].sum()
+    )
+    room_unit = at_stake / max(float(free.sum()), 1.0)
+    supply = [np.maximum(layer_ns * rate / 1e9, 1.0) for rate in work.per_s]
+    move_unit = [at_stake / max(float(s.sum()), 1.0) for s in supply]
+    instants = np.zeros((length, k))
+    instants[:, 0] = room_unit / 2
+    promote, demote = np.full(length, move_unit[0] / 4), np.full(length, move_unit[1] / 4)
+    slow = np.ones(length)
+    lost = np.ones(length)
+    prices = Prices(instants.sum(axis=1), promote, demote, slow, instants, lost)
+    average = base = layer_base_ms(work, candidates)[0] * 1e6
+    for number in range(rounds):
+        choice, _ = pricer.best(prices)
+        chosen = worth_pinning(candidates, prices.instants, prices.slow)
+        if number >= rounds - keep:
+            columns.add(choice)
+        step = 1.0 / (2.0 + 0.25 * number)
+        episodes = episodes_of(work, choice)
+        held = room_bytes(work, episodes)[:, None] + _alive(candidates, chosen)
+        short = np.where(candidates.exists, held / np.maximum(free, 1.0)[:, None] - 1.0, -1.0)
+        instants = np.maximum(prices.instants + step * room_unit * np.clip(short, -1.0, 2.0), 0.0)
+        promote, demote = (
+            np.maximum(before + step * unit * np.clip(moved / able - 1.0, -1.0, 2.0), 0.0)
+            for before, unit, moved, able in zip(
+                (prices.promote, prices.demote), move_unit, _moved(work, episodes), supply, strict=True
+            )
+        )
+        if work.machine.flops_per_s is not None:
+            average = average + (_layer_ns(work, choice, candidates, chosen, base) - average) * max(step, 0.1)
+            slow = np.clip(0.5 + 4.0 * (average - work.compute_ns) / np.maximum(layer_ns, 1.0), 0.0, 1.0)
+        prices = Prices(instants.sum(axis=1), promote, demote, slow, instants, lost)
+    return prices
+
+
+def _alive(candidates: PinnedCandidates, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(L, k) bytes of the chosen groups alive at each instant."""
+    out = np.zeros(candidates.exists.shape)
+    out[candidates.exists] = np.bincount(
+        candidates.row, candidates.row_bytes * chosen[candidates.row_group], int(candidates.exists.sum())
+    )
+    return out
+
+
+def _moved(work: Workload, episodes: Episodes) -> list[NDArray[np.float64]]:
+    """(L,) bytes promoted and demoted, those of slower links for as many as `per_s` moves meanwhile."""
+    nbytes = work.units.nbytes[episodes.unit] * work.move_slowdown[:, episodes.unit]
+    ways = ((episodes.promote, episodes.held_from), (episodes.demote, episodes.end))
+    length = work.n_layers
+    return [
+        np.bincount(start[w] % length, slowed[w], length).astype(np.float64)
+        for slowed, (w, start) in zip(nbytes, ways, strict=True)
+    ]
+
+
+def _layer_ns(
+    work: Workload, choice: Choice, candidates: PinnedCandidates, chosen: NDArray[np.bool_], base: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(L,) ns that each layer's traffic takes."""
+    saved = np.bincount(work.layer_of_use, work.use_ns * choice.fast, work.n_layers)
+    return (
+        base
+        - saved
+        - np.bincount(candidates.use_layer, candidates.use_ns * chosen[candidates.use_group], work.n_layers)
+    )

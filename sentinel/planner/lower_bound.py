@@ -20,31 +20,30 @@ What moves takes from compute is no part of T here but of the cost: a byte moved
 links carry on meanwhile. Bytes that move while a layer waits take nothing more, but the wait is as long. What each move
 costs by itself is left out: any number of tensors may move as one.
 
-Any prices prove a bound (`lagrangian_bound`). Those of the planner's own relaxation are nearly the best ones and take a
+Any prices prove a bound (`Certifier`). Those of the planner's own relaxation are nearly the best ones and take a
 fraction of the time; where they leave more than little open, HiGHS solves the program itself, by interior point
 without crossover (4-7 times faster than simplex). Its tolerances need no trust: its prices prove too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import highspy
 import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core.cost import base_ns
 from sentinel.core.extents import extents_as_tensors
 from sentinel.core.machine import Machine
-from sentinel.core.pins import Pins
+from sentinel.core.pins import Pins, rest_of
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra_ns
+from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra_ns, make_groups
 from sentinel.planner.column_generation import efforts_for, start_column_generation
-from sentinel.planner.lagrangian_bound import Certifier
-from sentinel.planner.pinned_tensors import rest_of
-from sentinel.planner.profile_windows import profile_window_bound_ns
-from sentinel.planner.relaxation import make_groups
+from sentinel.planner.window_bound import profile_window_bound_ns
 from sentinel.planner.workload import make_workload
 
 _ROUNDING = 1e-9
@@ -74,10 +73,22 @@ class Proof:
     spent_s: float
 
 
-def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0, pins: Pins | None = None) -> Bound:
+def _never() -> bool:
+    return False
+
+
+def bound(
+    profile: Profile,
+    machine: Machine,
+    *,
+    time_limit_s: float = 60.0,
+    pins: Pins | None = None,
+    late: Callable[[], bool] = _never,
+) -> Bound:
     """The bound of every plan within `machine.fast.capacity_bytes`; a loose one where the solver needs longer.
 
-    `pins`: of those plans that keep them. Raises UsageError where these do not fit.
+    `time_limit_s`: of the solver, by its own clock. `late`: asked before each round, for whoever has a clock: from the
+    first True on there is no other. `pins`: of those plans that keep them. Raises UsageError where these do not fit.
     """
     if pins:
         rest = rest_of(profile, machine, pins)
@@ -87,12 +98,13 @@ def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0, pin
     least = max(least, profile_window_bound_ns(profile, machine))
     if certifier is None:
         return Bound(least)
-    proof = by_prices(certifier, profile, machine, time_limit_s)
+    proof = by_prices(certifier, profile, machine, time_limit_s, late)
     found_ms, loose = proof.ms, ""
     if proof.open > _NEAR:
-        solved = _solve(certifier, time_limit_s - proof.spent_s) if proof.spent_s < time_limit_s else None
-        late = f"the solver did not end within {time_limit_s:g} s; this is what the prices found by then prove"
-        solved_ms, why = solved or (0.0, late)
+        in_time = proof.spent_s < time_limit_s and not late()
+        solved = _solve(certifier, time_limit_s - proof.spent_s) if in_time else None
+        cut = f"the solver did not end within {time_limit_s:g} s; this is what the prices found by then prove"
+        solved_ms, why = solved or (0.0, cut)
         found_ms, loose = max(found_ms, solved_ms), why if proof.open > _TIGHT else ""
     footprint = int(profile.tensors["nbytes"][profile.tensors["managed"]].sum())
     if any(0 < tier.capacity_bytes < footprint for tier in machine.tiers[1:-1]) and not loose:
@@ -131,8 +143,13 @@ def _certifier(profile: Profile, machine: Machine, kind: type[Program]) -> tuple
     return least, Certifier(program)
 
 
-def by_prices(certifier: Certifier, profile: Profile, machine: Machine, limit_s: float) -> Proof:
-    """What the prices of the planner's own relaxation prove, round by round until they change little."""
+def by_prices(
+    certifier: Certifier, profile: Profile, machine: Machine, limit_s: float, late: Callable[[], bool] = _never
+) -> Proof:
+    """What the prices of the planner's own relaxation prove, round by round until they change little or it is `late`.
+
+    `limit_s`: of the solver, in all rounds.
+    """
     slow = [tier for tier in range(1, len(machine.tiers)) if machine.tiers[tier].capacity_bytes >= PAGE_BYTES]
     if len(slow) != 1 or not machine.tiers[slow[0]].addressable:
         return Proof(0.0, np.inf, 0.0)  # that relaxation is of one slower tier
@@ -140,9 +157,10 @@ def by_prices(certifier: Certifier, profile: Profile, machine: Machine, limit_s:
     work = make_workload(profile, replace(machine, links=links), 0, slow[0])
     work = replace(work, exchanges=certifier.program.exchanges)
     generation = start_column_generation(work, efforts_for(work)[0])
+    generation.master.stop_after(limit_s)
     best, left = 0.0, np.inf
     for _ in range(_ROUNDS):
-        mix = generation.master.solve()
+        mix = None if late() else generation.master.solve()
         if mix is None:
             break
         best = max(best, certifier.least_ms(certifier.program.spread(mix.duals)))
@@ -184,3 +202,89 @@ def _solve(certifier: Certifier, time_limit_s: float) -> tuple[float, str] | Non
     if proved >= told_ms * (1 - _TIGHT):
         return proved, ""
     return proved, f"the solver ended with {solver.modelStatusToString(status)}; its prices prove less than it says"
+
+
+class Certifier:
+    """What prices prove of one program: whatever time, room and links cost, no plan takes less than the sum of
+    everyone's cheapest fates.
+
+    Lagrange: rows that join groups leave the program and their prices enter its cost; what is left falls apart into
+    one shortest path a group, fast or slow in each layer of its life. The sum is a bound whatever the prices are, at
+    the best ones the optimum of the program itself. So a solver need not be believed: what it ends with is prices, and
+    these prove.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.row, self.column, self.value = program.matrix()
+        self.low, self.high = np.concatenate(program.low), np.concatenate(program.high)
+        self.local = np.concatenate(program.local)
+        self.cost = program.columns()[0]
+
+    def least_ms(self, duals: NDArray[np.float64]) -> float:
+        """ms that no solution stays below, from (rows,) duals of any quality; those of local rows are not read."""
+        program, length = self.program, self.program.length
+        price = self._allowed(duals)
+        reduced = self.cost - np.bincount(self.column, self.value * price[self.row], program.n_columns)
+        paid = np.flatnonzero(price)
+        value = float((price[paid] * np.where(price > 0, self.low, self.high)[paid]).sum())
+        value += float((np.maximum(reduced[:length], 0.0) * program.least_ms).sum())
+        if program.most_saved_ms:
+            most = np.concatenate(program.most_saved_ms)
+            value += float((np.minimum(reduced[-len(most) :], 0.0) * most).sum())
+        return value + float(self._fates(reduced).sum())
+
+    def _allowed(self, duals: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Prices of the sign that each row allows, and no layer's time worth more than itself."""
+        price = np.where(self.local | ~np.isfinite(duals), 0.0, duals)
+        price = np.where(np.isinf(self.low), np.minimum(price, 0.0), price)
+        price = np.where(np.isinf(self.high), np.maximum(price, 0.0), price)
+        layer = np.flatnonzero(self.column < self.program.length)
+        worth = self.value[layer] * price[self.row[layer]]
+        total = np.bincount(self.column[layer], np.maximum(worth, 0.0), self.program.length)
+        scale = np.ones(len(price))
+        scale[self.row[layer]] = 1.0 / np.maximum(total, 1.0)[self.column[layer]]
+        return np.asarray(price * scale, np.float64)
+
+    def _fates(self, reduced: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(groups,) cost of the cheapest: always slow, always fast, or a path; round the ring for what persists."""
+        program, groups = self.program, self.program.groups
+        n, width = len(groups.nbytes), groups.stop - groups.start
+        stay = reduced[program.length : program.begin].copy()
+        stay[program.no_q] = 0.0
+        here = reduced[program.begin : program.begin + program.n_y].copy()
+        here[program.no_y - program.begin] = np.inf
+        can = program.promotion >= 0
+        up = np.full(program.n_y, np.inf)
+        up[can] = reduced[program.promotion[can]]
+        gift = np.bincount(program.group_of[can], np.minimum(up[can], 0.0), n)
+        up = np.maximum(up, 0.0)
+        born_slow = self._path(here, up, width, ~groups.persistent, fast=False)
+        born_fast = self._path(here, up, width, ~groups.persistent, fast=True)
+        return np.asarray(np.minimum(np.minimum(born_slow, born_fast), np.minimum(stay, 0.0)) + gift, np.float64)
+
+    def _path(
+        self,
+        here: NDArray[np.float64],
+        up: NDArray[np.float64],
+        width: NDArray[np.int64],
+        free: NDArray[np.bool_],
+        *,
+        fast: bool,
+    ) -> NDArray[np.float64]:
+        """(groups,) cost of the cheapest path that begins fast, or slow, and ends so unless its end is `free`.
+
+        `here`: of being fast in a layer; `up`: of a promotion in it for the next. Leaving is priced in both.
+        """
+        first = self.program.first[:-1] - self.program.begin
+        slow_cost = np.full(len(width), np.inf if fast else 0.0)
+        fast_cost = here[first] if fast else np.full(len(width), np.inf)
+        order = np.argsort(-width, kind="stable")
+        for age in range(1, int(width.max(initial=0))):
+            some = order[: int(np.searchsorted(-width[order], -age))]
+            at = first[some] + age
+            before_slow, before_fast = slow_cost[some], fast_cost[some]
+            slow_cost[some] = np.minimum(before_slow, before_fast)
+            fast_cost[some] = np.minimum(before_fast, before_slow + up[at - 1]) + here[at]
+        slow_end, arrived = np.minimum(slow_cost, fast_cost), slow_cost + up[first + width - 1]
+        return np.asarray(np.where(free | (not fast), slow_end, np.minimum(fast_cost, arrived)), np.float64)

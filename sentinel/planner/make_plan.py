@@ -1,30 +1,33 @@
-"""Plans of any policy, checked against the laws; page ranges or whole tensors, whichever is faster."""
+"""Plans of any policy, checked against the laws; page ranges or whole tensors, whichever is faster.
+
+`PlanOrder` is what a plan is asked for, as a value, so that whoever makes the plan may be another process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from sentinel.core import laws
 from sentinel.core.budget import Budget
-from sentinel.core.errors import PlanError
+from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.extents import extents_as_tensors, merge_extents, plan_of_tensors
 from sentinel.core.machine import Machine
-from sentinel.core.pins import Pins
+from sentinel.core.pins import Pins, put_back, rest_of
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.rules import require
 from sentinel.core.run import Run
 from sentinel.planner import load_policy
 from sentinel.planner.assemble import completed, finalize
-from sentinel.planner.pinned_tensors import put_back, rest_of
-from sentinel.simulator import simulate
+from sentinel.simulator import simulate, simulate_lawful
 
 FORGIVING = "sentinel"
 """The policy that has candidates, and can look at a worse machine as it chooses."""
+
 SEARCHING = "autotm"
 """The policy whose search may be given seconds."""
 
@@ -54,9 +57,9 @@ def plan(
     `budget`: of fast memory; without one, all that the machine has.
     Where the profile tells the page ranges of large tensors apart and these can matter, they are planned apart, unless
     that is predicted to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
-    `forgiving`, of policy `sentinel`, by default: a plan that on `machine.worse()`, or where links alone carry half,
-    takes over 1.03 times what the best placement that moves nothing takes there gives way to the fastest candidate that
-    does not.
+    `forgiving`, of policy `sentinel`, by default (but for very large steps, where it is to be asked for): a plan that
+    on `machine.worse()`, or where links alone carry half, takes over 1.03 times what the best placement that moves
+    nothing takes there gives way to the fastest candidate that does not.
     `pins`: tensors whose tier is fixed; the policy plans the others around them, and `details["pins"]` tells of each.
     `search_s`, of policy `autotm`: seconds that its search may take; then the plan may depend on the host. Without, the
     search is as long on any host.
@@ -116,12 +119,12 @@ def _made(policy: str, forgiving: bool | None, search_s: float | None) -> Policy
         (search_s is not None and not searches, f"policy {policy} has no search", f"use policy {SEARCHING}"),
         (search_s is not None and not search_s > 0, f"search_s is {search_s}", "give seconds above 0"),
     )
-    if able and forgiving is False:
+    if able and forgiving is not None:
         from sentinel.planner.portfolio import Sentinel
 
-        return Sentinel(forgiving=False)
+        return Sentinel(forgiving=forgiving)
     if search_s is not None:
-        from sentinel.planner.rivals.autotm import AutoTm
+        from sentinel.planner.moving_rivals import AutoTm
 
         return AutoTm(search_s)
     return load_policy(policy)
@@ -132,19 +135,6 @@ def _simulated(made: Plan, profile: Profile, machine: Machine) -> tuple[Plan, Ru
     run = simulate(made, profile, machine)
     predicted = run.step_ns if made.predicted_step_ns is None else made.predicted_step_ns
     return completed(made.told(predicted_step_ns=predicted), profile, machine), run
-
-
-def plan_curve(profile: Profile, machine: Machine, budgets: Sequence[int], policy: str = "sentinel") -> list[Plan]:
-    """The plans of one policy for several amounts of fast memory in bytes, one each, in the order given.
-
-    More fast memory never makes a plan slower: where it would, the plan of the next smaller budget is used again.
-    """
-    found: dict[int, Plan] = {}
-    best: Plan | None = None
-    for nbytes in sorted(set(budgets)):
-        made = plan(profile, machine, policy, budget=Budget(nbytes))
-        found[nbytes] = best = made if best is None else not_slower(made, best)
-    return [found[nbytes] for nbytes in budgets]
 
 
 def not_slower(made: Plan, smaller: Plan) -> Plan:
@@ -191,3 +181,51 @@ def _told(plan: Plan, run: Run) -> dict[str, Any]:
         "predicted_step_ns": plan.predicted_step_ns,
         "migrated_bytes_per_step": plan.migrated_bytes_per_step,
     }
+
+
+class MadePlan(NamedTuple):
+    """`simulated`: two steps of `plan`. `left_out`: a sentence on each kind of pin that it does not keep."""
+
+    plan: Plan
+    simulated: Run
+    left_out: tuple[str, ...]
+
+
+class PlanOrder(NamedTuple):
+    """See `sentinel.planner.plan`. Pins that cannot be kept are left out."""
+
+    profile: Profile
+    machine: Machine
+    policy: str
+    budget: Budget
+    pins: Pins
+
+    def made(self) -> MadePlan:
+        """The plan. Raises what `plan` raises without any pins."""
+        kept, refused = Pins(), list[UsageError | PlanError]()
+        for some in filter(None, dict.fromkeys((self.pins, replace(self.pins, slow=()), Pins(slow=self.pins.slow)))):
+            try:
+                found = self._plan(some)
+            except (UsageError, PlanError) as error:
+                refused.append(error)
+            else:
+                kept = some
+                break
+        else:
+            found = self._plan(None)
+        simulated = simulate_lawful(found, self.profile, self.machine, steps=2)
+        return MadePlan(found, simulated, tuple(_left_out(self.pins, kept, refused)))
+
+    def _plan(self, pins: Pins | None) -> Plan:
+        return plan(self.profile, self.machine, self.policy, budget=self.budget, pins=pins)
+
+
+def _left_out(pins: Pins, kept: Pins, refused: Iterable[UsageError | PlanError]) -> list[str]:
+    """Sentences on what of `pins` is not kept, and why."""
+    fast = kept.fast != pins.fast or kept.smallest_bytes != pins.smallest_bytes
+    lost = " or ".join(kind for kind, is_lost in (("fast", fast), ("slow", kept.slow != pins.slow)) if is_lost)
+    whys = (
+        error.what if isinstance(error, UsageError) else f"no plan keeps these tensors {lost} ({error})"
+        for error in refused
+    )
+    return [f"{why}; so nothing is kept {lost}" for why in dict.fromkeys(whys)]

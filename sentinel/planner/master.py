@@ -13,9 +13,9 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.planner.episodes import Choice, Episodes, episodes_of, held_layers
-from sentinel.planner.pinned_candidates import PinnedCandidates, layer_base_ms
+from sentinel.planner.decision import Choice, Episodes, episodes_of, held_layers
 from sentinel.planner.pricing import Prices
+from sentinel.planner.relaxation import PinnedCandidates, layer_base_ms
 from sentinel.planner.workload import Workload
 
 
@@ -223,6 +223,10 @@ class Master:
         for limits, given in zip(self._pinned_limits, (low, high), strict=True):
             limits[groups] = given
         self._bound_pinned(*self._pinned_limits)
+
+    def stop_after(self, seconds: float) -> None:
+        """From now on `solve` fails where the solver has taken so many seconds by its own clock."""
+        self.highs.setOptionValue("time_limit", seconds)
 
     def solve(self) -> Mix | None:
         """The best mix of all columns there are by now; None if the solver fails."""

@@ -4,24 +4,34 @@ Fast memory holds in each migration interval what that interval uses; what a lat
 room for it. Read literally the paper's goal charges a transfer of all fast memory and always picks the largest
 interval. Here the plan of each interval length is simulated, and the fastest one is taken; ties go to the shorter
 interval.
+
+Last, plans for slow memory that cannot be used in place, such as a file: every block is in fast memory when it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.errors import Infeasible
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, Run
-from sentinel.planner.assemble import assemble
-from sentinel.planner.decision import choose, decide
-from sentinel.planner.episodes import Choice, Episodes, bridge_shortest_gaps, episodes_of, gaps, served_uses
-from sentinel.planner.fixed_placement import footprint_bytes, one_tier
+from sentinel.planner.assemble import assemble, footprint_bytes, one_tier
+from sentinel.planner.decision import (
+    Choice,
+    Episodes,
+    bridge_shortest_gaps,
+    choose,
+    decide,
+    episodes_of,
+    room_bytes,
+    served_uses,
+)
 from sentinel.planner.pool import Reserve, reserve
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate_lawful
@@ -114,7 +124,7 @@ def lazy_episodes(work: Workload, cuts: NDArray[np.int64], short: Reserve) -> Ep
     free = work.budget_bytes - short.held_bytes
     granted = grant(work, episodes_of(work, choice), free)
     served = served_uses(work, choice, granted)
-    follower, _, _ = gaps(work)
+    follower, _, _ = work.gaps
     returns = choice.parted & served & served[follower]
     parted = bridge_shortest_gaps(work, returns, free, choice.left, choice.arrive)
     return episodes_of(work, replace(choice, fast=served, parted=parted))
@@ -143,7 +153,7 @@ def make_episodes(work: Workload, cuts: NDArray[np.int64]) -> Episodes:
 
 
 def _eager_choice(work: Workload, cuts: NDArray[np.int64]) -> Choice:
-    _, next_layer, has_gap = gaps(work)
+    _, next_layer, has_gap = work.gaps
     leave, left, arrive, arrived = _windows(work.use_layer, next_layer, cuts, work.n_layers)
     everywhere = np.ones(len(leave), bool)
     return Choice(everywhere, has_gap & (left <= arrive), leave, left, arrive, arrived)
@@ -206,3 +216,59 @@ def _rows(plan: Plan, late: NDArray[np.void]) -> list[int]:
     """Indexes into `plan.migrations` of migrations of a run."""
     index = {(m.start, m.block, m.target): i for i, m in enumerate(plan.migrations)}
     return [index[(int(r["layer"]), int(r["block"]), int(r["target"]))] for r in late]
+
+
+_UNLIMITED = 1 << 62  # bytes
+
+
+def fetched_plans(profile: Profile, machine: Machine, policy: str, footprint_bytes: int) -> list[tuple[str, Plan]]:
+    """Labelled plans in which nothing is used from slow memory. Raises Infeasible if there is none.
+
+    What is not fetched all the time costs a migration; so intervals from one layer on, and single gaps, are tried.
+    """
+    work = make_workload(profile, machine, footprint_bytes)
+    short = reserve(work, work.budget_bytes)
+    if short.tier.any() or short.pool.extent > short.pool.cap:  # a packed pool may be larger than its fullest layer
+        raise _infeasible(work)
+    found = []
+    for label, episodes in _fetched(work, short):
+        free = work.budget_bytes - short.held_bytes
+        if choose(work, episodes, free, np.arange(len(episodes))).all():
+            decision = decide(work, episodes, np.ones(len(episodes), bool), short)
+            drawn = assemble(decision, work.units, profile, machine, policy=policy, footprint_bytes=footprint_bytes)
+            found.append((label, drawn))
+    if not found:
+        raise _infeasible(work)
+    return found
+
+
+def _infeasible(work: Workload) -> Infeasible:
+    """With what suffices: for the whole pool of short-lived tensors, and for all else just in time beside it."""
+    whole = reserve(work, _UNLIMITED)
+    held = room_bytes(work, _just_in_time(work, np.ones(len(work.use_unit), bool))) + whole.held_bytes
+    full = int(held.argmax())
+    return Infeasible(max(int(held[full]), whole.pool.extent), work.machine.fast.capacity_bytes, full)
+
+
+def _fetched(work: Workload, short: Reserve) -> Iterator[tuple[str, Episodes]]:
+    yield "just in time", _just_in_time(work, np.ones(len(work.use_unit), bool))
+    yield "shortest gaps bridged", _just_in_time(work, _parted(work, work.budget_bytes - short.held_bytes))
+    for mil in lengths_to_try(work.n_layers):
+        yield f"mil={mil}", make_episodes(work, interval_cuts(work.n_layers, mil))
+
+
+def _just_in_time(work: Workload, parted: NDArray[np.bool_]) -> Episodes:
+    """Out in the layer behind a use, back in the layer before the next, in the gaps that are parted and wide enough."""
+    _, by, has_gap = work.gaps
+    after = work.use_layer + 1
+    wide = has_gap & (by - after >= 2)
+    return episodes_of(work, Choice(np.ones(len(by), bool), parted & wide, after, after + 1, by - 1, by))
+
+
+def _parted(work: Workload, free: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Gaps left after bridging them from the shortest on while there is room beside all moves."""
+    _, by, has_gap = work.gaps
+    after = work.use_layer + 1
+    parted = has_gap & (by - after >= 2)
+    left = free - room_bytes(work, _just_in_time(work, parted))
+    return bridge_shortest_gaps(work, parted, left, after + 1, by - 1)

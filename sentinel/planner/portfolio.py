@@ -1,30 +1,40 @@
-"""`sentinel`: several candidates, every one simulated, the fastest one taken that a worse machine does not spoil."""
+"""`sentinel`: several candidates, every one simulated, the fastest one taken that a worse machine does not spoil.
+
+On a machine with several slower tiers who gains from a faster one depends on what is fast already, and what is worth
+fast memory depends on the slow tier. So all slow memory is taken for the slowest tier first, slow tiers are assigned to
+what that leaves there, and the step is planned again with these. Candidates that leave the middle tiers alone are among
+the results. Where slow memory cannot be used in place, see `paper.fetched_plans`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
+from sentinel.core.cost import lost_ns_per_byte
 from sentinel.core.machine import LESS, Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
-from sentinel.planner.assemble import assemble
-from sentinel.planner.best_fixed import best_fixed_plan
+from sentinel.planner.assemble import assemble, footprint_bytes, one_tier
 from sentinel.planner.column_generation import Effort, efforts_again, efforts_for, is_large, optimized
-from sentinel.planner.fixed_placement import footprint_bytes, one_tier
-from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room, tiered_plans
-from sentinel.planner.workload import Workload, make_workload
+from sentinel.planner.decision import Decision, no_moves, whole_parts
+from sentinel.planner.paper import fetched_plans
+from sentinel.planner.slow_tier_assignment import Costs, SlowTierAssigner
+from sentinel.planner.static_placements import best_fixed_plan
+from sentinel.planner.workload import SlowTierOf, Workload, make_workload
 from sentinel.simulator import simulate_lawful
 
 WORSE_BY = 1.03
 """On a worse machine the plan that is taken needs at most 1.03 times what the best one that moves nothing needs."""
 
 WORSE: dict[str, Callable[[Machine], Machine]] = {
-    "worse": Machine.worse,
     "half_links": lambda machine: machine.with_links_at(LESS),
+    "worse": Machine.worse,
 }
 """The machines on which a plan is tried, by what `details` calls them. Half the links alone are no milder than all of
 it: where slow memory is dearer too, what moves nothing is slower as well."""
@@ -38,12 +48,14 @@ Candidate = tuple[str, Plan]
 
 
 class Sentinel:
-    """The default policy. `forgiving`: what a plan takes on a worse machine is looked at too."""
+    """The default policy. `forgiving`: what a plan takes on a worse machine is looked at too; None: unless the step is
+    so large that this takes too long."""
 
     name = "sentinel"
 
-    def __init__(self, *, forgiving: bool = True) -> None:
-        self._forgiving = forgiving
+    def __init__(self, *, forgiving: bool | None = None) -> None:
+        self._forgiving = forgiving is not False
+        self._asked = forgiving is True
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
         """The candidate that the simulator finds fastest; all in fast memory where that fits."""
@@ -60,8 +72,8 @@ class Sentinel:
         if not all_addressable(machine):
             return best_of(fetched_plans(profile, machine, self.name, footprint), profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
-        plans = list(_drawn(work, efforts_for(work), machine, self.name))
-        if not plans or not is_large(work):
+        plans = [each for each in _drawn(work, efforts_for(work), machine, self.name) if has_room(each[1])]
+        if not plans or self._asked or not is_large(work):
             plans.append((STAYS, best_fixed_plan(profile, machine, self.name)))
         return best_of(
             plans, profile, machine, self.name, forgiving=self._forgiving, others=partial(_cautious, work, self.name)
@@ -89,11 +101,17 @@ those made for dearer slow memory too, and do as well on both. Less caution than
 
 def _cautious(work: Workload, policy: str) -> Iterator[list[Candidate]]:
     """For each of these machines the plans that were made for it."""
-    others = [(f"links at {LESS**share:.0%}", work.machine.with_links_at(LESS**share)) for share in _CAUTION]
-    for name, machine in (*others, ("a worse machine", work.machine.worse())):
-        other = make_workload(work.profile, machine, work.footprint_bytes)
-        plans = _drawn(other, efforts_again(work), work.machine, policy)
-        yield [(f"{label}, for {name}", plan) for label, plan in plans]
+    for share in _CAUTION:
+        links = replace(work, machine=work.machine.with_links_at(LESS**share))  # all that is counted stays as it is
+        yield _redrawn(work, links, f"links at {LESS**share:.0%}", policy)
+    worse = make_workload(work.profile, work.machine.worse(), work.footprint_bytes)
+    yield _redrawn(work, worse, "a worse machine", policy)
+
+
+def _redrawn(work: Workload, other: Workload, name: str, policy: str) -> list[Candidate]:
+    """The plans, on the machine of `work`, that are made for that of `other`, as far as there is room."""
+    plans = _drawn(other, efforts_again(work), work.machine, policy)
+    return [(f"{label}, for {name}", plan) for label, plan in plans if has_room(plan)]
 
 
 def _cautious_tiered(profile: Profile, machine: Machine, policy: str, footprint: int) -> Iterator[list[Candidate]]:
@@ -189,3 +207,102 @@ class _Tried:
 
 def _step_ns(tried: _Tried) -> int:
     return tried.step_ns
+
+
+_TieredCandidate = tuple[int, str, Plan, SlowTierOf]
+
+_SHOWN = (0.0, 1.0)
+"""Shares of migration time that lengthen the step. The true one is not known, so slow tiers are assigned for each."""
+
+
+def tiered_plans(
+    profile: Profile,
+    machine: Machine,
+    policy: str,
+    footprint_bytes: int,
+) -> list[tuple[str, Plan]]:
+    """Labelled plans that use the addressable slower tiers within their capacities; none if these do not suffice.
+
+    A large workload is planned twice, any other three times: the slow_tiers of the best plan are found last.
+    """
+    tiers = [t for t in range(1, len(machine.tiers)) if machine.tiers[t].addressable]
+    if not tiers:
+        return []
+    works = [make_workload(profile, machine, footprint_bytes, tier) for tier in tiers]
+    by_use, by_link = _assigners(works, tiers)
+    rough = [(_alone(works[-1]), False), (by_use, False)]
+    fine = [(by_use, False), (by_use, True), (by_link, True)]
+    found = _drawn_tiered(works[-1], "slowest", policy, rough)
+    rounds = ("again",) if is_large(works[-1]) else ("all slow", "again", "again")
+    for number, label in enumerate(rounds, 1):
+        slow_tiers = _slow_tiers_of_all(by_use, works[-1])
+        if label == "again" and found:
+            slow_tiers = min(found, key=lambda candidate: candidate[0])[3]
+        work = make_workload(profile, machine, footprint_bytes, slow_tiers=slow_tiers)
+        found += _drawn_tiered(work, f"{label} {number}", policy, fine)
+    return [(label, plan) for _, label, plan, _ in found]
+
+
+def has_room(plan: Plan) -> bool:
+    """Whether no tier ever holds more than its capacity."""
+    return bool((plan.held_bytes <= np.array(plan.capacity_bytes)[:, None]).all())
+
+
+def _alone(work: Workload) -> SlowTierAssigner:
+    """All slow_tiers in one tier, that of the workload."""
+    return SlowTierAssigner(work.units, work.profile, work.machine, [int(work.slow_tier.max(initial=1))])
+
+
+def _assigners(works: list[Workload], tiers: list[int]) -> list[SlowTierAssigner]:
+    machine, first = works[0].machine, works[0]
+    use_ns, short_ns = tuple(w.use_ns for w in works), tuple(w.short_ns for w in works)
+    there_and_back = [sum(1e9 / machine.link(*way).bandwidth_bytes_per_s for way in ((t, 0), (0, t))) for t in tiers]
+    lost = lost_ns_per_byte(machine)[:, tiers].sum(axis=0)
+    return [
+        SlowTierAssigner(
+            first.units,
+            first.profile,
+            machine,
+            tiers,
+            Costs(first, use_ns, short_ns, np.array(there_and_back) * shown + lost),
+        )
+        for shown in _SHOWN
+    ]
+
+
+def _slow_tiers_of_all(assigner: SlowTierAssigner, work: Workload) -> SlowTierOf:
+    """The slow_tiers if fast memory served nothing."""
+    nothing = Decision(whole_parts(work.units, 1), no_moves(), np.ones(len(work.units.short), np.int64))
+    return assigner.assign(nothing)[1]
+
+
+def _drawn_tiered(
+    work: Workload, label: str, policy: str, assigners: list[tuple[SlowTierAssigner, bool]]
+) -> list[_TieredCandidate]:
+    """The plans of all decisions with all slow_tiers, with their simulated times, that no tier is too small for."""
+    found = []
+    for name, decision in optimized(work, *efforts_for(work)):
+        seen: set[bytes] = set()
+        for number, (assigner, planned) in enumerate(assigners):
+            assigned, slow_tiers = assigner.assign(decision, work.slow_tier if planned else None)
+            told = assigned.parts.tobytes() + assigned.short_tier.tobytes() + bytes([assigned.rest_tier])
+            if told in seen:
+                continue
+            seen.add(told)
+            plan = assemble(
+                assigned,
+                work.units,
+                work.profile,
+                work.machine,
+                policy=policy,
+                footprint_bytes=work.footprint_bytes,
+            )
+            if has_room(plan):
+                step_ns = simulate_lawful(plan, work.profile, work.machine).step_ns or 0
+                found.append((step_ns, f"{name}, slow tiers {label}.{number}", plan, slow_tiers))
+    return found
+
+
+def all_addressable(machine: Machine) -> bool:
+    """Whether every slower tier can be used in place."""
+    return all(tier.addressable for tier in machine.tiers[1:])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.planner.episodes import Choice
+from sentinel.planner.decision import Choice
 from sentinel.planner.relaxation import alike
 from sentinel.planner.workload import Workload
 

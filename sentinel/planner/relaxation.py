@@ -1,4 +1,8 @@
-"""What the linear programs count: classes of tensors that are alike, and the instants at which room is counted."""
+"""What the linear programs count: classes of units, instants at which room is counted, tensors that may be pinned.
+
+The last are in fast memory all their life and share room by events with others that are: short-lived tensors, and
+long-lived ones that never migrate. At some instants of a layer one of them is alive, at others its room is another's.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.profile import Profile
+from sentinel.core.ragged import ring_layers
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.workload import Workload, hash64
 
@@ -76,71 +81,7 @@ def merge_alike(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
     )
 
 
-_DENSITY_STEP = 0.005
-"""Tensors whose extra times a byte differ by less in each layer may be one group, which gets the smaller ones: a bound
-may understate, never overstate."""
-
-_NEGLIGIBLE = 2e-5
-"""Tensors below this share of the budget cost the relaxation neither room nor time."""
-
 INSTANTS = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """Columns, one row a group; `use_*`: one row a (group, layer): extra ns if all of it is served by slow memory.
-
-    `of`: group of each tensor, -1 for those left out.
-    """
-
-    nbytes: NDArray[np.float64]
-    start: NDArray[np.int64]
-    stop: NDArray[np.int64]
-    persistent: NDArray[np.bool_]
-    use_group: NDArray[np.int64]
-    use_layer: NDArray[np.int64]
-    use_ns: NDArray[np.float64]
-    of: NDArray[np.int64]
-
-
-def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) -> Groups:
-    """Managed tensors that matter, grouped by life, exact layers of use and extra time a byte in each.
-
-    Short-lived tensors are grouped by the instants at which they are alive as well.
-    """
-    t, a = profile.tensors, profile.accesses
-    n = len(t)
-    nbytes = t["nbytes"].astype(np.float64)
-    kept = t["managed"] & (nbytes >= max(budget, PAGE_BYTES) * _NEGLIGIBLE)
-    density = extra_ns / nbytes[a["extent"]]
-    grade = np.where(density > 0, np.rint(np.log(np.maximum(density, 1e-300)) / _DENSITY_STEP), 1 << 40).astype(
-        np.int64
-    )
-    uses = np.zeros(n, np.uint64)
-    np.add.at(uses, a["extent"], hash64(a["layer"].astype(np.uint64) * np.uint64(1 << 44) + grade.astype(np.uint64)))
-    rows = np.flatnonzero(kept)
-    life = (t["start"], t["stop"], t["persistent"], _alive_bits(profile), uses.view(np.int64))
-    first, place = alike(*(key[rows] for key in life))
-    of = np.full(n, -1, np.int64)
-    of[rows] = place
-    head = rows[first]
-    total = np.bincount(of[rows], nbytes[rows], len(head)).astype(np.float64)
-    used = np.flatnonzero((of[a["extent"]] >= 0) & (density > 0))
-    pair = of[a["extent"][used]] * profile.n_layers + a["layer"][used]
-    key, where = np.unique(pair, return_inverse=True)
-    least = np.full(len(key), np.inf)
-    np.minimum.at(least, where, density[used])
-    group = key // profile.n_layers
-    return Groups(
-        total,
-        t["start"][head].astype(np.int64),
-        t["stop"][head].astype(np.int64),
-        t["persistent"][head].copy(),
-        group,
-        key % profile.n_layers,
-        least * total[group],
-        of,
-    )
 
 
 def instants(profile: Profile) -> NDArray[np.int64]:
@@ -191,15 +132,156 @@ def alive_at(
     return np.asarray((event >= 0) & (((event >= born) & (event < died)) | (event + n_events < died)))
 
 
-def _alive_bits(profile: Profile) -> NDArray[np.int64]:
-    """(n,) bits of the instants of its first and its last layer at which each tensor is alive."""
-    t = profile.tensors
-    moments = instants(profile)
-    out = np.zeros(len(t), np.int64)
-    born, died = t["born_event"], t["died_event"]
-    for place, layer in enumerate((t["start"], (t["stop"] - 1) % profile.n_layers)):
-        for i in range(INSTANTS):
-            alive = alive_at(moments[layer, i], born, died, profile.n_events)
-            out |= alive.astype(np.int64) << (place * INSTANTS + i)
-    out[t["persistent"]] = 0
-    return out
+_NEGLIGIBLE = 1e-4
+
+MOST_ENTRIES = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class PinnedCandidates:
+    """Groups of tensors that are alike to the program, the short-lived ones first.
+
+    `row, row_group, row_bytes`: what a group takes of the room of an instant; rows count the pairs (layer,
+    instant) that `exists` (L, k) has, in order. `use_layer, use_group, use_ns`: what it saves. `unit_class`: of a
+    long-lived group, -1 of a short-lived one. `of`: group of each of `units.short`, -1: too small to count.
+    """
+
+    nbytes: NDArray[np.float64]
+    unit_class: NDArray[np.int64]
+    row: NDArray[np.int64]
+    row_group: NDArray[np.int64]
+    row_bytes: NDArray[np.float64]
+    use_layer: NDArray[np.int64]
+    use_group: NDArray[np.int64]
+    use_ns: NDArray[np.float64]
+    of: NDArray[np.int64]
+    exists: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    @property
+    def row_layer(self) -> NDArray[np.int64]:
+        """(rows,) layer of each instant."""
+        return np.nonzero(self.exists)[0]
+
+
+def find_candidates(
+    work: Workload, merged: Workload, of: NDArray[np.int64], *, most_entries: int = MOST_ENTRIES
+) -> PinnedCandidates:
+    """The groups of a workload. `merged`, `of`: its classes and the unit_class of each unit.
+
+    Long-lived groups are left out beyond so many (group, instant) pairs; those that live longest first.
+    """
+    moments = instants(work.profile)
+    exists = moments >= 0
+    exists[:, 0] = True
+    rows = (np.cumsum(exists.reshape(-1)) - 1).reshape(exists.shape)
+    of_short, shorts = _short_groups(work, moments, rows)
+    entries, classes = _long_groups(work, of, moments, rows, exists, most_entries)
+    n = len(shorts[0])
+    number = np.full(len(merged.units), -1, np.int64)
+    number[classes] = n + np.arange(len(classes))
+    used = number[merged.use_unit] >= 0
+    nbytes, layer, gain, short_rows, short_group, short_bytes = shorts
+    return PinnedCandidates(
+        nbytes=np.append(nbytes, merged.units.nbytes[classes].astype(np.float64)),
+        unit_class=np.append(np.full(n, -1, np.int64), classes),
+        row=np.append(short_rows, entries[0]),
+        row_group=np.append(short_group, number[entries[1]]),
+        row_bytes=np.append(short_bytes, entries[2].astype(np.float64)),
+        use_layer=np.append(layer, merged.use_layer[used] % work.n_layers),
+        use_group=np.append(np.arange(n), number[merged.use_unit[used]]),
+        use_ns=np.append(gain, merged.use_ns[used]),
+        of=of_short,
+        exists=exists,
+    )
+
+
+def worth_pinning(
+    candidates: PinnedCandidates, prices: NDArray[np.float64], slow: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """(groups,) short-lived groups worth their room at (L, k) prices of instants and (L,) prices of slow time."""
+    paid = np.bincount(
+        candidates.row_group, prices[candidates.exists][candidates.row] * candidates.row_bytes, len(candidates)
+    )
+    saved = np.bincount(candidates.use_group, candidates.use_ns * slow[candidates.use_layer], len(candidates))
+    return np.asarray((candidates.unit_class < 0) & (saved > paid))
+
+
+def _short_groups(
+    work: Workload, moments: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], tuple[NDArray[np.generic], ...]]:
+    """(group of each short-lived tensor, (bytes, layer, gain, and the entries of room) of the groups)."""
+    t = work.profile.tensors[work.units.short]
+    born, died = t["born_event"][:, None], t["died_event"][:, None]
+    alive = alive_at(moments[t["start"]], born, died, work.profile.n_events)
+    grade = np.rint(np.log(np.maximum(work.short_ns / t["nbytes"], 1e-30)) * 20).astype(np.int64)
+    counted = np.flatnonzero((t["nbytes"] >= work.budget_bytes * _NEGLIGIBLE) & alive.any(axis=1))
+    of = np.full(len(t), -1, np.int64)
+    if not len(counted):
+        i, f = np.zeros(0, np.int64), np.zeros(0)
+        return of, (f, i, f, i, i, f)
+    bits = (alive[counted] << np.arange(alive.shape[1])).sum(axis=1)
+    first, place = alike(t["start"][counted], bits, grade[counted])
+    of[counted] = place
+    nbytes = np.bincount(of[counted], t["nbytes"][counted], len(first))
+    gain = np.bincount(of[counted], work.short_ns[counted], len(first))
+    layer = t["start"][counted[first]].astype(np.int64)
+    group, instant = np.nonzero(alive[counted[first]])
+    return of, (nbytes, layer, gain, rows[layer[group], instant], group, nbytes[group])
+
+
+def _long_groups(
+    work: Workload,
+    of: NDArray[np.int64],
+    moments: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    exists: NDArray[np.bool_],
+    most_entries: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """((row, unit_class, bytes) of long-lived transients, and the classes among them that are taken).
+
+    Between its first and its last layer a unit is alive throughout; in these two its tensors' events tell.
+    """
+    units, length = work.units, work.n_layers
+    moving = np.flatnonzero(~units.persistent)
+    lives = (units.stop - units.start)[moving]
+    order = np.argsort(lives, kind="stable")
+    taken = moving[order[np.cumsum(lives[order]) * exists.shape[1] <= most_entries]]
+    classes = np.setdiff1d(of[taken], of[np.setdiff1d(moving, taken)])
+    chosen = moving[np.isin(of[moving], classes)]
+    layer, which = ring_layers(units.start[chosen] + 1, units.stop[chosen] - 1, length)
+    pieces = []
+    for i in range(exists.shape[1]):
+        here = exists[layer, i]
+        unit = chosen[which[here]]
+        pieces.append(np.stack([rows[layer[here], i], of[unit], units.nbytes[unit]]))
+    tensors = units.tensors[np.isin(units.unit_of[units.tensors], chosen)]
+    t = work.profile.tensors[tensors]
+    unit_class, pages = of[units.unit_of[tensors]], -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES
+    for edge in (t["start"].astype(np.int64), (t["stop"].astype(np.int64) - 1) % length):
+        for i in range(exists.shape[1]):
+            alive = alive_at(moments[edge, i], t["born_event"], t["died_event"], work.profile.n_events)
+            pieces.append(np.stack([rows[edge[alive], i], unit_class[alive], pages[alive]]))
+    found = np.concatenate(pieces, axis=1)
+    return found, classes
+
+
+def layer_base_ms(
+    work: Workload, candidates: PinnedCandidates | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(L,) ms of each layer with everything in slow memory, by traffic; and the least it takes whatever is where.
+
+    Small short-lived tensors count as fast (see `PinnedCandidates`); without `candidates` none of them is counted.
+    """
+    slow = np.bincount(work.use_layer % work.n_layers, work.use_ns, work.n_layers).astype(np.float64)
+    if candidates is not None:
+        short = candidates.unit_class[candidates.use_group] < 0
+        slow += np.bincount(candidates.use_layer[short], candidates.use_ns[short], work.n_layers)
+    roofline = work.machine.flops_per_s is not None
+    base = work.traffic_ns + work.pool_ns + slow
+    least = np.maximum(work.compute_ns, work.traffic_ns)
+    if not roofline:
+        base, least = base + work.compute_ns, work.compute_ns + work.traffic_ns
+    return base / 1e6, least / 1e6

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from sentinel.core.plan import ring_sum
 from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.decision import EVICT, PART_DTYPE, Decision, migrations_of, tier_at_zero
-from sentinel.planner.episodes import Episodes
+from sentinel.planner.decision import EVICT, PART_DTYPE, Decision, Episodes, migrations_of, tier_at_zero
 from sentinel.planner.master import Columns, Master, Mix
-from sentinel.planner.pinned_candidates import PinnedCandidates
 from sentinel.planner.pool import Reserve
+from sentinel.planner.relaxation import PinnedCandidates
 from sentinel.planner.workload import Workload
 
 _UP, _DOWN = 0.75, 0.15
@@ -103,7 +102,9 @@ def round_to_pages(
 ) -> Decision:
     """Give each column its share of its class's pages, as far as room goes. `of`: class of each unit of `work`."""
     owner, episodes = columns.episodes
-    pages = _whole_pages(columns.work, columns.unit, share)
+    left = columns.work.units.nbytes // PAGE_BYTES
+    left -= np.bincount(of[short.pooled], work.units.nbytes[short.pooled] // PAGE_BYTES, len(left)).astype(np.int64)
+    pages = _whole_pages(columns.work, columns.unit, share, left)
     room = work.budget_bytes - short.held_bytes
     granted = _granted(columns, owner, episodes, pages, room)
     of = of.copy()
@@ -120,8 +121,13 @@ def round_to_pages(
     return Decision(parts, moves, short.tier, short.pool)
 
 
-def _whole_pages(work: Workload, unit: NDArray[np.int64], share: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(columns,) pages of each: a unit's shares are rounded together, and crumbs go to its largest column."""
+def _whole_pages(
+    work: Workload, unit: NDArray[np.int64], share: NDArray[np.float64], left: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(columns,) pages of each: a unit's shares are rounded together, and crumbs go to its largest column.
+
+    `left`: (units,) most pages of each: the shares that a solver gives may add up to a ten-millionth more.
+    """
     total = work.units.nbytes // PAGE_BYTES
     pages = np.zeros(len(unit), np.int64)
     chosen = np.flatnonzero(share > 1e-6)
@@ -134,7 +140,7 @@ def _whole_pages(work: Workload, unit: NDArray[np.int64], share: NDArray[np.floa
     for number in range(1, int(counts.max(initial=0))):  # one after the other: a sum of shares depends on the order
         rows = np.flatnonzero(ordinal == number)
         sums[rows] += sums[rows - 1]
-    edges = np.minimum(np.rint(sums * whole).astype(np.int64), whole)
+    edges = np.minimum(np.rint(sums * whole).astype(np.int64), left[unit[chosen]])
     given = edges - np.where(ordinal == 0, 0, np.roll(edges, 1))
     crumbs = (given < _LEAST_PAGES) & (given < whole) & (ordinal > 0)
     given[head] += np.bincount(of[crumbs], given[crumbs], len(head)).astype(np.int64)

@@ -2,8 +2,8 @@
 
 A decision says fast (0) or slow (1). Here each part, each short-lived tensor and what lies above the pool's cap gets
 one slower tier for all of its slow time, so that links to the fast tier are the only ones used. From the fastest on, a
-tier takes what gains most by it for what the room that it holds is worth to others (`prices`), as long as there is
-room in all its layers; the last one takes the rest.
+tier takes what gains most by it for what the room that it holds is worth to others (`room_cost_ns`), as long as there
+is room in all its layers; the last one takes the rest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.machine import Machine
+from sentinel.core.plan import ring_sum
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.decision import Decision, SlowTime, slow_time, used_ns
 from sentinel.planner.pool import held_bytes, make_pool
-from sentinel.planner.prices import room_cost_ns
 from sentinel.planner.workload import SlowTierOf, Units, Workload, short_peaks, slot_bytes
 
 _ROUNDS = 4
@@ -278,3 +278,45 @@ def _take(left: NDArray[np.int64], spans: list[tuple[int, int]], nbytes: int) ->
     for piece in pieces:
         piece -= nbytes
     return True
+
+
+_PRICE_ROUNDS = 60
+
+
+def room_cost_ns(
+    item: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    nbytes: NDArray[np.int64],
+    gain_ns: NDArray[np.float64],
+    capacity_bytes: int,
+    length: int,
+) -> NDArray[np.float64]:
+    """(items,) what the room of each costs at prices at which about as much is asked for as there is.
+
+    Item `item[i]` wants `nbytes[i]` in the layers [start[i], stop[i]) of the ring; who gains more than it costs, asks.
+    What is asked for too much gets dearer, what is idle cheaper; the prices are means of the later rounds.
+    """
+    begin = start % length
+    end = begin + np.minimum(stop - start, length)
+    unit = gain_ns.sum() / max(capacity_bytes * length, 1)
+    price, mean = np.full(length, unit / 2), np.zeros(length)
+    for number in range(_PRICE_ROUNDS):
+        asking = gain_ns > _cost(item, begin, end, nbytes, price, len(gain_ns))
+        held = ring_sum(np.zeros_like(item), begin, end, nbytes * asking[item], 1, length)[0]
+        over = np.clip(held / max(capacity_bytes, 1) - 1.0, -1.0, 2.0)
+        price = np.maximum(price + unit * over / (2.0 + 0.25 * number), 0.0)
+        mean += price * (number >= _PRICE_ROUNDS // 2)
+    return _cost(item, begin, end, nbytes, mean / (_PRICE_ROUNDS - _PRICE_ROUNDS // 2), len(gain_ns))
+
+
+def _cost(
+    item: NDArray[np.int64],
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    nbytes: NDArray[np.int64],
+    price: NDArray[np.float64],
+    n_items: int,
+) -> NDArray[np.float64]:
+    total = np.append(0.0, np.cumsum(np.tile(price, 2)))
+    return np.bincount(item, nbytes * (total[end] - total[begin]), n_items).astype(np.float64)

@@ -141,7 +141,7 @@ def make_subject(name: str, profile: Profile, machine: Machine) -> Subject:
 def curve(
     subject: Subject, profile: Profile, machine: Machine, amounts: Mapping[str, int], policy: str = CURVE_POLICY
 ) -> Iterator[Point]:
-    """A point for each of `amounts` (as asked for -> bytes), by bytes; more is never slower, as in `plan_curve`.
+    """A point for each of `amounts` (as asked for -> bytes), by bytes; more is never slower.
 
     Of two that are the same bytes the first is taken. An amount without a plan gives a refused point.
     """

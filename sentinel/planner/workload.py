@@ -194,7 +194,8 @@ class Workload:
 
     @cached_property
     def gaps(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Per use: (row of its unit's next use, the unrolled layer of that, whether there is one)."""
+        """Per use: (row of its unit's next use, the unrolled layer of that, whether there is one). Persistent units go
+        round."""
         row = np.arange(len(self.use_unit))
         is_last = np.diff(self.use_unit, append=-1) != 0
         wraps = is_last & self.units.persistent[self.use_unit]

@@ -15,19 +15,19 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.simulator.loop import Record, play
 from sentinel.simulator.lost import lost_to_moves_ns
-from sentinel.simulator.observed import Observed, observed
 from sentinel.simulator.plain import plain_layer_ns
 from sentinel.simulator.served import layer_extra_ns, loaded_ns, tier_shares, touched_bytes
 from sentinel.simulator.timeline import submitting_ns, timeline
 
-__all__ = ["Observed", "lost_to_moves_ns", "observed", "plain_layer_ns", "simulate", "simulate_lawful"]
+__all__ = ["lost_to_moves_ns", "plain_layer_ns", "simulate", "simulate_lawful"]
 
 
 def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:
     """What `plan` does on `machine` in its cyclic steady state, for so many steps.
 
     The first rows of the tables are the first steady step; what is in flight across its beginning has a negative
-    start. `counters`: `case1`, `case2`, `case3` by the paper's meaning, one a layer before which promotions are due.
+    start. `counters`: `case1`, `case2`, `case3` by the paper's meaning, one a layer before which promotions are due, of
+    the last step.
     Raises UsageError if profile and plan have other layers, PlanError if the plan breaks a law or can never run.
     """
     if plan.n_layers != profile.n_layers or len(machine.tiers) != len(plan.tier_names):
@@ -59,7 +59,7 @@ def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: in
         layers=_layers(record, slow, served, profile.n_layers),
         migrations=_migrations(plan, record),
         held=_held(record, profile.n_layers),
-        counters=_cases(plan, record),
+        counters=_cases(plan, record, steps - 1),
     )
 
 
@@ -118,14 +118,14 @@ def _migrations(plan: Plan, record: Record) -> NDArray[np.void]:
     return out
 
 
-def _cases(plan: Plan, record: Record) -> Counters:
-    """Counts of layers before which promotions were due: all arrived; late for room; late for time."""
-    worst: dict[tuple[int, int], int] = {}
+def _cases(plan: Plan, record: Record, last: int) -> Counters:
+    """Counts of layers of the last step before which promotions were due: all arrived; late for room; late for time."""
+    worst: dict[int, int] = {}
     for step, _, job, _, _, late, waited in record.jobs:
         move = plan.migrations[job]
-        if move.target < move.source:
+        if step == last and move.target < move.source:
             case = 1 if not late else 2 if waited else 3
-            key = (step, move.due % plan.n_layers)
-            worst[key] = max(worst.get(key, 1), case)
+            layer = move.due % plan.n_layers
+            worst[layer] = max(worst.get(layer, 1), case)
     found = list(worst.values())
     return Counters(case1=found.count(1), case2=found.count(2), case3=found.count(3))

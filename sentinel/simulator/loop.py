@@ -69,11 +69,14 @@ def _one_step(line: Timeline, movers: Movers, record: Record, step: int) -> None
     by_layer = zip(line.duration_ns, line.due_before, line.starts_at, room, strict=True)
     for layer, (duration, due, starts, (died, born)) in enumerate(by_layer):
         tick = movers.now
+        movers.least_free_bytes = list(movers.free_bytes)
         if due:
             _await_due(line, movers, record, step, layer, tick)
         for tier, nbytes in enumerate(died):
             if nbytes:
                 movers.give(tier, nbytes)
+        if movers.now == tick:  # what died held nothing of this layer's time
+            movers.least_free_bytes = list(movers.free_bytes)
         for job in starts:
             movers.submit(job)
         for tier, nbytes in enumerate(born):
@@ -81,7 +84,6 @@ def _one_step(line: Timeline, movers: Movers, record: Record, step: int) -> None
                 movers.step(f"a birth in layer {layer}")
             if nbytes:
                 movers.take(tier, nbytes)
-        movers.least_free_bytes = list(movers.free_bytes)
         stall = movers.now - tick
         spent = movers.compute(duration)
         record.layer_start_ns.append(tick)

@@ -16,7 +16,7 @@ from sentinel.core.errors import PlanError, SentinelError
 from sentinel.system.parent_end import end_with_parent
 
 if TYPE_CHECKING:
-    from sentinel.planner.plan_order import MadePlan, PlanOrder
+    from sentinel.planner.make_plan import MadePlan, PlanOrder
 
 _NICE = 10
 """Training goes first where processors are scarce."""

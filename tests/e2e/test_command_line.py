@@ -317,5 +317,12 @@ def test_run_names_its_defaults() -> None:
 
 def test_what_is_shown_of_the_package_is_what_one_wants() -> None:
     shown = {name for name in dir(sentinel) if not name.startswith("_")}
-    assert shown == {*sentinel.__all__, "attribute", "integrations", "load", "plan", "save", "simulate"}
-    assert all(getattr(sentinel, name) is not None for name in shown)
+    assert shown == {*sentinel.__all__, "attribute", "data", "integrations", "load", "plan", "save", "simulate"}
+    assert all(getattr(sentinel, name) is not None for name in shown - {"data"})
+
+
+@pytest.mark.needs("torch")
+def test_training_data_is_there_once_the_package_is_imported() -> None:
+    code = "import sentinel, sys\nassert 'torch' not in sys.modules\nprint(sentinel.data.loader.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "sentinel.data\n"), done.stderr

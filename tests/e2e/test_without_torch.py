@@ -69,11 +69,11 @@ def test_the_package_imports_and_ticks_are_idle() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("call", ["start_profile()", "annotate(None)", "report()"])
+@pytest.mark.parametrize("call", ["start_profile()", "annotate(None)", "report()", "data"])
 def test_what_needs_torch_names_the_remedy(call: str) -> None:
     done = python(f"import sentinel\nsentinel.{call}\n")
     assert "sentinel.core.errors.CapabilityError" in done.stderr
-    assert "pip install 'sentinel-hm[torch]'" in done.stderr.splitlines()[-1]
+    assert "in a checkout: pip install '.[torch]'" in done.stderr.splitlines()[-1]
 
 
 def test_running_a_script_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sentinel.core.laws import check
 from sentinel.planner import bound, footprint_bytes
 from sentinel.planner.assemble import assemble
-from sentinel.planner.decision import decide
-from sentinel.planner.episodes import Choice, episodes_of
+from sentinel.planner.decision import Choice, decide, episodes_of
 from sentinel.planner.pool import reserve
 from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate

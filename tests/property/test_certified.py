@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from sentinel.core.cost import base_ns
 from sentinel.planner import bound, exchange_bound
-from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra_ns
-from sentinel.planner.lagrangian_bound import Certifier
-from sentinel.planner.lower_bound import by_prices
-from sentinel.planner.relaxation import make_groups
+from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra_ns, make_groups
+from sentinel.planner.lower_bound import Certifier, by_prices
 from tests.builders import MIB, machines, make_machine, profiles
 from tests.three_tiers import three_tiers
 from tests.unit.test_planner import network

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
-from sentinel.planner import lowest_fit
-from sentinel.planner.lowest_fit import pack
+from sentinel.planner import packing
+from sentinel.planner.packing import pack
 
 Arc = tuple[int, int, int]
 
@@ -60,13 +60,13 @@ def test_packing_in_rounds_is_packing_one_by_one(given_: tuple[list[Arc], int], 
 def test_a_round_is_played_only_where_it_places_many_for_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """17 chains of arcs of one size, each beside the one before it: a round would place one arc of each chain."""
     rounds: list[int] = []
-    lowest = lowest_fit._lowest_of_each
+    lowest = packing._lowest_of_each
 
     def counted(*given: Any) -> NDArray[np.int64]:
         rounds.append(len(given[3]))
         return lowest(*given)
 
-    monkeypatch.setattr(lowest_fit, "_lowest_of_each", counted)
+    monkeypatch.setattr(packing, "_lowest_of_each", counted)
     chains, length = 17, 1600
     start = (np.arange(chains)[:, None] * (length + 1) + np.arange(length)).reshape(-1)
     ones, period = np.ones(len(start), np.int64), chains * (length + 1)

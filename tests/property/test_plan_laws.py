@@ -14,7 +14,7 @@ from sentinel.core.errors import Infeasible, PlanError
 from sentinel.core.laws import check
 from sentinel.core.units import HUGE_PAGE_BYTES
 from sentinel.planner import POLICIES, bound, footprint_bytes, not_slower, plan
-from sentinel.planner.lowest_fit import pack
+from sentinel.planner.packing import pack
 from sentinel.simulator import simulate
 from tests.builders import machines, profiles
 

@@ -13,8 +13,7 @@ from sentinel.core.errors import Infeasible, PlanError
 from sentinel.core.laws import check
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
 from sentinel.planner.assemble import assemble
-from sentinel.planner.decision import decide
-from sentinel.planner.episodes import episodes_of
+from sentinel.planner.decision import decide, episodes_of
 from sentinel.planner.pool import reserve
 from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate

@@ -1,4 +1,6 @@
-"""Rivals that move whole units by use: `lru` (an active list, as IAL), `next-use` (Belady), `capuchin` (free time)."""
+"""Rivals that move tensors: by use `lru` (an active list, as IAL), `next-use` (Belady) and `capuchin` (free time), the
+saved ones only `tiertrain`, by an integer program `autotm`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,17 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.errors import PlanError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.planner.assemble import assemble
-from sentinel.planner.decision import Decision, choose, decide
-from sentinel.planner.episodes import Choice, Episodes, bridge_shortest_gaps, episodes_of, gaps
-from sentinel.planner.fixed_placement import one_tier
+from sentinel.core.run import Run
+from sentinel.core.trace import ROLES
+from sentinel.planner.assemble import assemble, footprint_bytes, one_tier
+from sentinel.planner.decision import Choice, Decision, Episodes, bridge_shortest_gaps, choose, decide, episodes_of
 from sentinel.planner.pool import Reserve, reserve
 from sentinel.planner.workload import Workload, make_workload
+from sentinel.simulator import simulate_lawful
 
 
 class _ByUse(ABC):
@@ -51,7 +55,7 @@ class NextUse(_ByUse):
     def decide(self, work: Workload, short: Reserve) -> Decision:
         """Gaps are bridged from the shortest on while there is room; then episodes are granted as they begin."""
         free = work.budget_bytes - short.held_bytes
-        _, by, has_gap = gaps(work)
+        _, by, has_gap = work.gaps
         after = work.use_layer + 1
         wide = has_gap & (by - after >= 2)
         parted = bridge_shortest_gaps(work, wide, free - _used_bytes(work), after, by)
@@ -68,7 +72,7 @@ class Capuchin(_ByUse):
     def decide(self, work: Workload, short: Reserve) -> Decision:
         """From all resident, gaps are opened by free time until every layer fits; what still does not stays slow."""
         free = work.budget_bytes - short.held_bytes
-        _, by, has_gap = gaps(work)
+        _, by, has_gap = work.gaps
         after = work.use_layer + 1
         layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
         clock = np.append(0.0, np.cumsum(np.tile(layer_ns, 3)))
@@ -107,7 +111,7 @@ class Lru(_ByUse):
     def decide(self, work: Workload, short: Reserve) -> Decision:
         """Steady state of the list over the ring."""
         free = work.budget_bytes - short.held_bytes
-        follower, by, has_gap = gaps(work)
+        follower, by, has_gap = work.gaps
         touched = np.append(0.0, np.cumsum(np.tile(_used_bytes(work).astype(np.float64), 3)))
         room = float(free.min())
         nbytes = work.units.nbytes[work.use_unit].astype(np.float64)
@@ -191,3 +195,159 @@ def _used_bytes(work: Workload) -> NDArray[np.int64]:
     """(L,) bytes of the units that each layer uses."""
     nbytes = work.units.nbytes[work.use_unit].astype(np.float64)
     return np.bincount(work.use_layer % work.n_layers, nbytes, work.n_layers).astype(np.int64)
+
+
+SMALLEST_BYTES = 107_375
+"""A saved tensor of less stays: 0.0001 GiB, as in their code."""
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Depths of the queue of what comes back, in layers."""
+
+_ENOUGH = 1e-3
+"""The queue stops growing where a deeper one shortens the step by less than this share."""
+
+
+class TierTrain:
+    """Our reading of TierTrain (Swaminathan et al., ISMM 2025), which moves saved tensors and nothing else.
+
+    What forward saves for backward leaves for slow memory as soon as the layer after its last use in forward begins,
+    one tensor after the other, and comes back so many layers ahead of its use in backward: the depth of a queue, which
+    grows while that shortens the step. Tensors leave whether fast memory is short or not: what it is to lower is the
+    fast memory held. Parameters, optimizer state, gradients and small tensors stay where they are born. Under a hard
+    limit what finds no room as it is born is born in slow memory.
+
+    Read from the abstract and from the published code (github.com/sathvikintel/TierTrain), which looks one layer ahead,
+    leaves out what has at most 0.0001 GiB, and moves by a process of its own. Here exact windows, the laws and the
+    movers are those of every other policy.
+    """
+
+    name = "tiertrain"
+
+    def plan(self, profile: Profile, machine: Machine) -> Plan:
+        """The plan with the least depth that a deeper queue does not beat. It moves even where everything fits."""
+        work = make_workload(profile, machine, footprint_bytes(profile))
+        short = reserve(work, work.budget_bytes)
+        away = saved_gaps(work)
+        best = self._drawn(work, short, away, DEPTHS[0])
+        for depth in DEPTHS[1:]:
+            deeper = self._drawn(work, short, away, depth)
+            if (deeper[1].step_ns or 0) >= (best[1].step_ns or 0) * (1 - _ENOUGH):
+                break
+            best = deeper
+        plan, run = best
+        return plan.told(predicted_step_ns=run.step_ns)
+
+    def _drawn(self, work: Workload, short: Reserve, away: NDArray[np.bool_], depth: int) -> tuple[Plan, Run]:
+        episodes = make_episodes(work, away, depth)
+        order = np.lexsort((episodes.unit, episodes.begin % work.n_layers, ~work.units.persistent[episodes.unit]))
+        granted = choose(work, episodes, work.budget_bytes - short.held_bytes, order)
+        drawn = assemble(
+            decide(work, episodes, granted, short),
+            work.units,
+            work.profile,
+            work.machine,
+            policy=self.name,
+            footprint_bytes=work.footprint_bytes,
+        )
+        told = {**drawn.details, "depth": depth, "saved_tensors": int(away.sum())}
+        return drawn.told(details=told), simulate_lawful(drawn, work.profile, work.machine)
+
+
+def saved_gaps(work: Workload) -> NDArray[np.bool_]:
+    """Per use, whether behind it comes the time in which a saved tensor waits for backward: of each transient tensor
+    that forward makes the longest time between two uses. No tensor of one use, and none that is small, has one."""
+    units = work.units
+    _, by, has_gap = work.gaps
+    starts = _starts_ns(work)
+    made_by_forward = np.isin(_role(work), [ROLES.index("activation"), ROLES.index("input")])
+    saved = made_by_forward & ~units.persistent & (units.nbytes >= SMALLEST_BYTES)
+    wait_ns = np.where(has_gap, starts[by] - starts[work.use_layer + 1], -1.0)
+    rows = np.flatnonzero(has_gap & saved[work.use_unit] & (by - work.use_layer >= 3))
+    order = rows[np.lexsort((rows, wait_ns[rows], work.use_unit[rows]))]
+    longest = order[np.append(np.diff(work.use_unit[order]) != 0, True)] if len(order) else order
+    out = np.zeros(len(by), bool)
+    out[longest] = True
+    return out
+
+
+def make_episodes(work: Workload, away: NDArray[np.bool_], depth: int) -> Episodes:
+    """The stays in fast memory if it serves all uses, and what waits for backward is `away`, back `depth` layers ahead.
+
+    Who leaves first is written first, and is done when the link has had the time; a tensor that could not be gone and
+    back in its time stays.
+    """
+    _, by, has_gap = work.gaps
+    after = work.use_layer + 1
+    left = _left(work, away)
+    arrive = np.maximum(by - depth, left)
+    gone = away & has_gap & (arrive < by)
+    everywhere = np.ones(len(by), bool)
+    return episodes_of(work, Choice(everywhere, gone, after, left, arrive, np.maximum(by, arrive + 1)))
+
+
+def _left(work: Workload, away: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Per use, the unrolled layer before which the demotion behind it is done, of those that are `away`, in turn."""
+    after = work.use_layer + 1
+    starts = _starts_ns(work)
+    out = after + 1
+    rows = np.flatnonzero(away)
+    ns_a_byte = 1e9 / work.machine.link(0, 1).bandwidth_bytes_per_s
+    clock = 0.0
+    for row in rows[np.argsort(after[rows], kind="stable")].tolist():
+        clock = max(clock, float(starts[after[row]])) + float(work.units.nbytes[work.use_unit[row]]) * ns_a_byte
+        out[row] = max(int(np.searchsorted(starts, clock)), int(after[row]) + 1)
+    return out
+
+
+def _starts_ns(work: Workload) -> NDArray[np.float64]:
+    """(3 L + 1,) when each unrolled layer begins, with everything in fast memory."""
+    both = work.machine.flops_per_s is not None
+    layer_ns = np.maximum(work.compute_ns, work.traffic_ns) if both else work.compute_ns + work.traffic_ns
+    return np.append(0.0, np.cumsum(np.tile(layer_ns, 3)))
+
+
+def _role(work: Workload) -> NDArray[np.int64]:
+    """(units,) role of the first tensor of each."""
+    units = work.units
+    return work.profile.tensors["role"][units.tensors[units.first[:-1]]].astype(np.int64)
+
+
+MOST_UNITS = 600
+
+
+class AutoTm:
+    """Each unit follows one timeline, whole: no page ranges. The timelines are those that `sentinel` mixes.
+
+    Its search for the best mix ends after 50 nodes, and the plan is the same everywhere. `search_s`: it goes on for so
+    many seconds among more timelines, and the better mix is taken; where time ended it, the plan depends on the host.
+    Either way `details["gap"]` says by what share of its time a mix of the same timelines could be shorter at most.
+    """
+
+    name = "autotm"
+
+    def __init__(self, search_s: float | None = None) -> None:
+        self._search_s = search_s
+
+    def plan(self, profile: Profile, machine: Machine) -> Plan:
+        """The best whole-tensor plan that a bounded search finds. Raises PlanError above `MOST_UNITS` units."""
+        all_fast = one_tier(profile, machine, 0, self.name)
+        if all_fast.footprint_bytes <= machine.fast.capacity_bytes:
+            return all_fast
+        work = make_workload(profile, machine, all_fast.footprint_bytes)
+        if len(work.units) > MOST_UNITS:
+            raise PlanError(
+                f"policy autotm is for at most {MOST_UNITS} blocks, this step has {len(work.units)}; use sentinel"
+            )
+        from sentinel.planner.column_generation import Effort, optimized  # not above: the other rivals ask no solver
+
+        efforts = [Effort(60, 6, 2, whole_nodes=50)]
+        if self._search_s is not None:
+            # more timelines than the nodes are enough for: cut short, a search among them may find less than the other
+            efforts.insert(0, Effort(60, 6, 20, whole_nodes=1 << 30, whole_s=self._search_s))
+        found = [decision for _, decision in optimized(work, *efforts)]
+        if not found:
+            raise PlanError("policy autotm: the solver found no plan; use sentinel")
+        decision = min(found, key=lambda each: int(each.details["program_ns"]))
+        return assemble(
+            decision, work.units, profile, machine, policy=self.name, footprint_bytes=all_fast.footprint_bytes
+        )

@@ -1,1 +1,0 @@
-"""Policies of other systems, to compare with. `sentinel.planner.load_policy` imports them by name."""
