@@ -63,4 +63,4 @@ def test_shares_are_rounded_unit_by_unit(data: st.DataObject) -> None:
             if pages[i] < 4 and pages[i] < total[u]:
                 pages[0], pages[i] = pages[0] + pages[i], 0
         expected[rows] = pages
-    assert _whole_pages(work, np.array(unit, np.int64), share).tolist() == expected.tolist()
+    assert _whole_pages(work, np.array(unit, np.int64), share, total).tolist() == expected.tolist()

@@ -117,6 +117,7 @@ def test_room_beside_the_budget_is_what_stock_took_beyond_its_tensors() -> None:
 
 _UNCHANGED = """
 import torch
+torch.set_num_threads(1)  # OpenMP does not outlive a fork of a process that has used it, as one that ran other tests
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
 optimizer = torch.optim.AdamW(model.parameters())
