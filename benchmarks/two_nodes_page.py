@@ -63,8 +63,8 @@ Served from slow memory in the measured steps, ours by the larger count, **+** m
 direction in the mean of the second half of the run's steps, by the witness, MiB a step:
 """
 _IN_ALL = """
-Moved from the job's start to its end, MiB. Here are the first filling of fast memory, what the kernel moved as it
-learned, and what Sentinel took to slow memory as it began. A job that trains for long pays that once:
+Moved from the job's start to its end, MiB: what moves in each step, and what a job pays once, which is the first
+filling of fast memory, what the kernel moved as it learned, and what Sentinel took to slow memory as it began:
 """
 _WHY = """Plans are made for the least time, not for the fewest bytes: a move ahead of its use takes the link while the
 step computes, a slow access makes the step wait."""

@@ -111,7 +111,7 @@ void what_a_family_takes_is_counted_once() {
 }
 
 long populates_nothing(long number, const long a[6]) {
-  if (number == SYS_madvise && a[2] == MADV_POPULATE_WRITE) return -EINVAL;  // as before Linux 5.14
+  if (number == SYS_madvise && a[2] == 23) return -EINVAL;  // MADV_POPULATE_WRITE, as before Linux 5.14
   const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
   return result == -1 ? -errno : result;
 }

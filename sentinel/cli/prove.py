@@ -60,7 +60,7 @@ interrupted: the files have what was done by then, marked partial.
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(
-        verbs, "prove", "predict, then measure every placement on this host; writes two files to send back", _EXAMPLES
+        verbs, "prove", "predict, then measure placements on this host; writes two files to send back", _EXAMPLES
     )
     parser.add_argument(
         "--minutes", type=_minutes, default=60.0, metavar="N", help="time limit in minutes (default 60)"

@@ -149,17 +149,23 @@ class ChunkProvider:
 
     def start(self, in_flight: int) -> None:
         """Reads in threads of this process, from where it was paused."""
-        self._threads = [ReadingThread("sentinel provider", self._stopping, self._work) for _ in range(in_flight)]
-        for thread in self._threads:
-            thread.start()
-        with self._putting:
-            self._tell_later()
+        try:
+            for _ in range(in_flight):
+                self._threads.append(thread := ReadingThread("sentinel provider", self._stopping, self._work))
+                thread.start()
+            with self._putting:
+                self._tell_later()
+        except BaseException:  # such as where the system has no thread left
+            self._stopping.set()
+            self.finish()
+            raise
 
     def finish(self) -> None:
         """Waits until all is read, or what had begun when it was stopped. What a silent server was not told is told
         later, until it is stopped."""
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # else it was never started
+                thread.join()
         self._threads = []
         teller = self._teller
         if teller is not None and self._stopping.is_set():
@@ -188,8 +194,9 @@ class ChunkProvider:
     def _tell_later(self) -> None:
         """With the lock of what is put."""
         if self._untold and self._open and self._teller is None and not self._stopping.is_set():
-            self._teller = ReadingThread("sentinel provider", self._stopping, self._tell)
-            self._teller.start()
+            teller = ReadingThread("sentinel provider", self._stopping, self._tell)
+            teller.start()
+            self._teller = teller  # it looks at this with the lock
 
     def _tell(self) -> None:
         """Says which reads were not put, until the server has taken it or nobody waits for any."""

@@ -35,8 +35,8 @@ from sentinel.data.sources.source import Source
 Transform = Callable[[Any], Any]
 
 PATIENCE_S = 5.0
-"""How long nothing may happen in the reader before a sample that it should bring is read without it. A read under
-way counts as something for its first LONGEST_READ_S (chunk_reader)."""
+"""How long nothing may happen in the reader before a sample that it should bring is read without it. A read that is
+under way counts as progress for its first LONGEST_READ_S (chunk_reader)."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 20e-6, 1e-3
 
 

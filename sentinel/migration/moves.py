@@ -299,6 +299,8 @@ def _place(move: Move, moved: Moved) -> int:
     """The tier in which the block of an ended move is: one in parts is where most of it is."""
     if move.reason == "stray":
         return move.target  # it was there before
+    if moved.outcome is Outcome.CANCELLED and any(moved.held) and not moved.held[move.source]:
+        return max(range(len(moved.held)), key=moved.held.__getitem__)  # what it waited for left the block elsewhere
     arrived = moved.outcome in (Outcome.DONE, Outcome.ALREADY)
     if moved.outcome is Outcome.PARTIAL:
         here = moved.held[move.target]

@@ -28,8 +28,8 @@ _NEGLIGIBLE = 2e-5
 """Tensors below this share of the budget cost the relaxation neither room nor time."""
 
 MOST_GROUP_LAYERS = 1_000_000
-"""Groups times the layers of their lives that a bound counts: its program has two columns for each, a few hundred bytes
-of memory in all."""
+"""Groups times the layers of their lives that a bound counts: its program has two columns for each of these, which take
+a few hundred bytes: a few hundred MB at most."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,7 @@ without crossover (4-7 times faster than simplex). Its tolerances need no trust:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -73,8 +74,8 @@ class Proof:
     spent_s: float
 
 
-def _never() -> bool:
-    return False
+def _any_s() -> float:
+    return math.inf
 
 
 def bound(
@@ -83,12 +84,13 @@ def bound(
     *,
     time_limit_s: float = 60.0,
     pins: Pins | None = None,
-    late: Callable[[], bool] = _never,
+    left_s: Callable[[], float] = _any_s,
 ) -> Bound:
     """The bound of every plan within `machine.fast.capacity_bytes`; a loose one where the solver needs longer.
 
-    `time_limit_s`: of the solver, by its own clock. `late`: asked before each round, for whoever has a clock: from the
-    first True on there is no other. `pins`: of those plans that keep them. Raises UsageError where these do not fit.
+    `time_limit_s`: of the solver, by its own clock. `left_s`: the seconds that are left, for whoever has a clock: asked
+    before each of the solver's runs, which gets no more, and where none are left does not begin. `pins`: of those
+    plans that keep them. Raises UsageError where these do not fit.
     """
     if pins:
         rest = rest_of(profile, machine, pins)
@@ -98,11 +100,11 @@ def bound(
     least = max(least, profile_window_bound_ns(profile, machine))
     if certifier is None:
         return Bound(least)
-    proof = by_prices(certifier, profile, machine, time_limit_s, late)
+    proof = by_prices(certifier, profile, machine, time_limit_s, left_s)
     found_ms, loose = proof.ms, ""
     if proof.open > _NEAR:
-        in_time = proof.spent_s < time_limit_s and not late()
-        solved = _solve(certifier, time_limit_s - proof.spent_s) if in_time else None
+        seconds = min(time_limit_s - proof.spent_s, left_s())
+        solved = _solve(certifier, seconds) if seconds > 0 else None
         cut = f"the solver did not end within {time_limit_s:g} s; this is what the prices found by then prove"
         solved_ms, why = solved or (0.0, cut)
         found_ms, loose = max(found_ms, solved_ms), why if proof.open > _TIGHT else ""
@@ -144,11 +146,11 @@ def _certifier(profile: Profile, machine: Machine, kind: type[Program]) -> tuple
 
 
 def by_prices(
-    certifier: Certifier, profile: Profile, machine: Machine, limit_s: float, late: Callable[[], bool] = _never
+    certifier: Certifier, profile: Profile, machine: Machine, limit_s: float, left_s: Callable[[], float] = _any_s
 ) -> Proof:
-    """What the prices of the planner's own relaxation prove, round by round until they change little or it is `late`.
+    """What the prices of the planner's own relaxation prove, round by round until they change little.
 
-    `limit_s`: of the solver, in all rounds.
+    `limit_s`: of the solver, in all rounds. `left_s`: see `bound`.
     """
     slow = [tier for tier in range(1, len(machine.tiers)) if machine.tiers[tier].capacity_bytes >= PAGE_BYTES]
     if len(slow) != 1 or not machine.tiers[slow[0]].addressable:
@@ -157,10 +159,11 @@ def by_prices(
     work = make_workload(profile, replace(machine, links=links), 0, slow[0])
     work = replace(work, exchanges=certifier.program.exchanges)
     generation = start_column_generation(work, efforts_for(work)[0])
-    generation.master.stop_after(limit_s)
     best, left = 0.0, np.inf
     for _ in range(_ROUNDS):
-        mix = None if late() else generation.master.solve()
+        seconds = left_s()
+        generation.master.stop_after(min(limit_s, generation.master.spent_s + seconds))
+        mix = generation.master.solve() if seconds > 0 else None
         if mix is None:
             break
         best = max(best, certifier.least_ms(certifier.program.spread(mix.duals)))

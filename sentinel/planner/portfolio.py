@@ -70,7 +70,8 @@ class Sentinel:
                 more = partial(_cautious_tiered, profile, machine, self.name, footprint)
                 return best_of(plans, profile, machine, self.name, forgiving=self._forgiving, others=more)
         if not all_addressable(machine):
-            return best_of(fetched_plans(profile, machine, self.name, footprint), profile, machine, self.name)
+            plans = fetched_plans(profile, machine, self.name, footprint)
+            return best_of([each for each in plans if has_room(each[1])] or plans, profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
         plans = [each for each in _drawn(work, efforts_for(work), machine, self.name) if has_room(each[1])]
         if not plans or self._asked or not is_large(work):

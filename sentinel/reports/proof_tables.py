@@ -95,7 +95,7 @@ def notes(proof: Proof) -> list[str]:
             " it was written first, and each run names the digest of its prediction"
         )
     found += _of_load([row for row in runs(proof) if row.busy_share is not None])
-    found += [f"{row.workload}, {row.placement}: {row.said}" for row in rows(proof) if row.said]
+    found += dict.fromkeys(f"{row.workload}, {row.placement}: {row.said}" for row in runs(proof) if row.said)
     found += [f"not run: {name}: {why}" for name, why in proof["not_run"].items()]
     found += [f"put back: {sentence}" for sentence in proof["put_back"]]
     return found

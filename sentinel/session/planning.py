@@ -272,7 +272,7 @@ class Planning:
                 flow.budget.reach(machine),
                 time_limit_s=BOUND_SECONDS,
                 pins=pins,
-                late=lambda: time.monotonic() > until,
+                left_s=lambda: until - time.monotonic(),
             )
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 

@@ -271,26 +271,6 @@ def test_a_reader_that_hangs_is_not_waited_for_for_ever(tars: list[str], monkeyp
     assert got == torchs(0, 0)
 
 
-def test_a_read_that_takes_longer_than_patience_lasts_is_waited_for(
-    tars: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 2.0)
-    loader = loader_of(tars)
-    feeding, seconds = loader._feeding, iter([4.0])
-    assert isinstance(feeding, FileFeeding)
-    files = feeding._reader._state.files
-    real = files.chunk
-
-    def chunk(chunk: int, samples: Any) -> Any:
-        time.sleep(next(seconds, 0.0))
-        return real(chunk, samples)
-
-    monkeypatch.setattr(files, "chunk", chunk)
-    assert epoch_of(loader) == torchs(0, 0)
-    served = loader.report().all_epochs.served
-    assert (served.late, served.direct_reads) == (0, 0)
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_end_with_a_trainer_that_is_killed_though_nobody_reads_what_they_send(
     tars: list[str], tmp_path: Path, method: str

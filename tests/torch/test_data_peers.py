@@ -33,6 +33,7 @@ from sentinel.data.peer_exchange import BEGUN, OPEN, ChunkProvider, Progress, na
 from sentinel.data.peer_feeding import cut_for_peers, rooms_within  # noqa: E402
 from sentinel.data.peer_samples import FromPeers  # noqa: E402
 from sentinel.data.peers import _ALONE_UNTIL, Peer, RankHash  # noqa: E402
+from sentinel.data.reading_thread import ReadingThread  # noqa: E402
 from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection  # noqa: E402
 from sentinel.data.sample_arena import RUNNING, SampleArena  # noqa: E402
 from sentinel.data.served_samples import Served  # noqa: E402
@@ -592,6 +593,28 @@ def test_samples_stay_in_a_server_as_long_as_batches_are_delivered(
     loader._feeding.tend(0, 0)
     assert client.ttl(key) > 600
     client.close()
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_where_a_thread_cannot_be_started_a_loader_with_peers_closes(
+    fails: int, tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaders = ranks(shards(tmp_path, [300]), three)
+    real, begun = ReadingThread.start, []
+
+    def start(thread: ReadingThread) -> None:
+        begun.append(thread)
+        if len(begun) == fails:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReadingThread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            next(iter(loaders[0]))
+    for loader in loaders:
+        loader.close()
+    assert not any(thread.is_alive() for thread in begun)
 
 
 def test_what_a_job_leaves_in_a_server_goes_soon_after_its_end(tmp_path: Path, three: list[Server]) -> None:

@@ -468,13 +468,13 @@ def test_a_cache_that_may_not_be_entered_is_done_without(folder: Path, monkeypat
 
 
 def test_a_folder_that_cannot_be_listed_is_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b", ".hidden"):
+    for name in ("a", "b", ".hidden", "lost+found"):
         (folder / name).mkdir()
         (folder / name / "1").write_bytes(b"x")
-    real = os.scandir
+    real, closed = os.scandir, [str(folder / name) for name in ("b", ".hidden", "lost+found")]
 
     def scandir(path: str) -> Any:
-        if path in (str(folder / "b"), str(folder / ".hidden")):
+        if path in closed:
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return real(path)
 
@@ -482,6 +482,8 @@ def test_a_folder_that_cannot_be_listed_is_refused_by_name(folder: Path, monkeyp
     with pytest.raises(FormatError, match="folder: cannot be read: Permission denied") as error:
         files_below(str(folder))
     assert error.value.path == str(folder / "b")
+    closed.remove(str(folder / "b"))
+    assert {os.path.basename(os.path.dirname(path)) for path in files_below(str(folder))} >= {"a", "b"}
 
 
 def test_a_folder_whose_name_is_no_utf_8_has_an_index_in_the_cache(

@@ -209,6 +209,20 @@ def test_what_is_queued_behind_a_move_that_went_to_the_last_tier_starts_there(ou
     assert rows[["source", "target"]].tolist() == [(FAST, LAST), (LAST, FAST)]
 
 
+def test_a_promotion_cancelled_behind_a_demotion_that_failed_leaves_the_block_where_it_is() -> None:
+    stage = Stage(FAST, tiers=3)
+    down, up = stage.submit(SLOW), stage.submit(FAST)
+    assert down is not None
+    assert up is not None
+    stage.script.tell(Moved(down.job, 11, 13, 0, (NBYTES, 0, 0), Outcome.FAILED, errno.ENOMEM, SLOW))
+    stage.block_mover.collect()
+    assert stage.where.tier[0] == FAST
+    stage.script.tell(Moved(up.job, 17, 19, 0, (NBYTES, 0, 0), Outcome.CANCELLED, 0, FAST))
+    stage.block_mover.collect()
+    assert stage.where.tier[0] == FAST
+    assert stage.where.slow_ns[LAYER] == 0
+
+
 class Books(dict[int, Move]):
     """Counts how often somebody goes through it."""
 

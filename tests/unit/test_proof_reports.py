@@ -86,6 +86,9 @@ def test_of_several_rounds_each_ratio_is_within_its_round_and_the_median_counts(
     assert by_name(found)["sentinel"].same_bits is False
     del found["cells"][-2]
     assert by_name(found)["sentinel"].ratios == pytest.approx((1.2, 1.4))  # a round without its control has none
+    lost = {"workload": "gpt", "kind": "policy", "placement": "sentinel", "prediction": None, "round": 2}
+    found["cells"][-3] = {**lost, "failed": "ended by signal 9"}
+    assert "gpt, sentinel: failed: ended by signal 9" in proof_tables.notes(found)
 
 
 def test_bits_that_differ_are_found_and_those_of_the_reference_are_not_judged() -> None:

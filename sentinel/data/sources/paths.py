@@ -73,9 +73,14 @@ def is_folder(path: str) -> bool:
     return bool(_asked(path, lambda store, name: store.isdir(name)))
 
 
+_OF_THE_FILE_SYSTEM = "lost+found"
+"""At the root of many disks: nobody but root may list it, and it has no samples."""
+
+
 def files_below(folder: str) -> list[str]:
-    """Paths of the files in `folder` and in those below it, sorted; hidden ones are left out. Links are followed, and a
-    folder that several paths lead to is read once. Raises FormatError for a folder that cannot be listed."""
+    """Paths of the files in `folder` and in those below it, sorted; hidden ones and lost+found are left out. Links are
+    followed, and a folder that several paths lead to is read once. Raises FormatError for a folder that cannot be
+    listed."""
 
     def refused(error: OSError) -> None:
         raise cannot_be_read(error.filename or folder, "folder", error) from error
@@ -90,7 +95,7 @@ def files_below(folder: str) -> list[str]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != _OF_THE_FILE_SYSTEM)
         found += [os.path.join(where, name) for name in names if not name.startswith(".")]
     if not found:
         raise FormatError(folder, "folder", "has no files; check the path")

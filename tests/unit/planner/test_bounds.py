@@ -95,16 +95,16 @@ def test_what_does_not_fit_into_the_program_is_left_out_the_fewest_bytes_first(m
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_no_other_round_begins_once_it_is_late(monkeypatch, rounds):
+def test_no_other_round_begins_once_no_time_is_left(monkeypatch, rounds):
     profile, machine = network(), make_machine(8 * MIB)
     asked = []
 
-    def late():
+    def left_s():
         asked.append(1)
-        return len(asked) > rounds
+        return 5.0 if len(asked) <= rounds else 0.0
 
     monkeypatch.setattr(lower_bound, "_solve", lambda *_: pytest.fail("solved all the same"))
-    found = bound(profile, machine, late=late)
+    found = bound(profile, machine, left_s=left_s)
     assert len(asked) == rounds + 2  # before the round that did not begin, and before the solver's own
     assert "did not end within" in found.loose
     monkeypatch.undo()
@@ -122,3 +122,9 @@ def test_one_solve_of_the_prices_ends_at_the_limit_too(monkeypatch):
     monkeypatch.setattr(Master, "solve", seen)
     bound(network(), make_machine(8 * MIB), time_limit_s=7.0)
     assert set(limits) == {7.0}
+    limits.clear()
+    monkeypatch.setattr(lower_bound, "_solve", lambda _, seconds: limits.append(seconds))
+    monkeypatch.setattr(lower_bound, "_NEAR", -1.0)  # whatever the prices prove, the solver is to run
+    bound(network(), make_machine(8 * MIB), time_limit_s=70.0, left_s=lambda: 3.0)
+    assert len(limits) > 1
+    assert all(3.0 <= seconds < 4.0 for seconds in limits)  # by its own clock, which has run for a moment

@@ -9,6 +9,7 @@ import pytest
 from sentinel import planner
 from sentinel.core.errors import Infeasible
 from sentinel.core.laws import check
+from sentinel.planner import portfolio
 from sentinel.planner.assemble import footprint_bytes, one_tier
 from sentinel.planner.paper import fetched_plans
 from sentinel.planner.portfolio import all_addressable, best_of, has_room
@@ -31,6 +32,24 @@ def test_from_a_tier_not_used_in_place_everything_is_fetched_for_its_use():
         check(plan, profile, machine)  # the law of residence: no use of what is away
         assert sorted((move.block, move.target) for move in plan.migrations) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert best_of(found, profile, machine, "test").policy == "test"
+
+
+def test_of_plans_that_fetch_only_those_with_room_are_chosen_from(monkeypatch):
+    profile, machine = taking_turns(), make_machine(LARGE, addressable=False)
+    asked, tried = [], []
+
+    def has_room_but_the_first(plan):
+        asked.append(plan)
+        return len(asked) > 1
+
+    monkeypatch.setattr(portfolio, "has_room", has_room_but_the_first)
+    monkeypatch.setattr(portfolio, "best_of", lambda plans, *_: tried.append([plan for _, plan in plans]))
+    portfolio.Sentinel().plan(profile, machine)
+    assert len(asked) > 1
+    assert tried == [asked[1:]]
+    monkeypatch.setattr(portfolio, "has_room", lambda _: False)
+    portfolio.Sentinel().plan(profile, machine)
+    assert len(tried[1]) == len(asked)  # the law that they break is told by name
 
 
 def test_what_must_be_in_fast_memory_at_one_time_is_told_where_it_does_not_fit():
