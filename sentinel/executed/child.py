@@ -33,7 +33,7 @@ from sentinel.migration.witness import MigrationWitness
 from sentinel.reports.headline import claimed_pages, witness_pages
 from sentinel.runtime import RUNTIME, Observer, observe
 from sentinel.session import Overrides, current, set_overrides
-from sentinel.session.auto import NO_LOOP, Follower
+from sentinel.session.auto import Follower
 from sentinel.session.session import Session
 from sentinel.session.witnessing import READ_SHARE
 
@@ -157,7 +157,8 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
         "losses": digest_of_losses(found),
         "n_losses": len(found),
         "parameters": trained.digest(),
-        "no_loop": "" if follower.done else follower.failed or NO_LOOP,
+        "failed": follower.failed,
+        "no_loop": not (follower.done or follower.failed),
         "ours": _ours() if ours else None,
         "witness": moved,
     }

@@ -21,6 +21,7 @@ from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS, Placement, 
 from sentinel.executed.shared_imports import import_shared, pin_present_pages
 from sentinel.executed.touches import NOWHERE
 from sentinel.reports.placement_comparison import Ours, Row
+from sentinel.session.auto import NO_LOOP
 from sentinel.system.parent_end import end_with_parent
 
 _LAST_LINES = 30
@@ -172,9 +173,11 @@ def _child(
                 f"{placement.name}: {job.script} failed ({_ending(status)}):\n" + "\n".join(lines[-_LAST_LINES:])
             )
         told: Told = json.loads((folder / "result.json").read_text())
+    if told["failed"]:
+        raise ChildFailed(f"{placement.name}: {told['failed']}")
     if told["no_loop"] or (placement.name == OURS and not told["ours"]):
         raise UsageError(
-            f"{placement.name}: {told['no_loop'] or 'no session began'}",
+            f"{placement.name}: {NO_LOOP if told['no_loop'] else 'no session began'}",
             f"call sentinel.start_profile() and end_profile() in {job.script}",
         )
     if not told["measured_steps"]:

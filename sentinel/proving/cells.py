@@ -17,7 +17,7 @@ _LEFT_OUT = ("autotm",)
 """Plans take it minutes."""
 QUICK = (CONTROL, OURS, "best-static")
 ROUNDS = 3
-"""So often is each run that is timed beside a control run: a host is not as fast in one minute as in the next."""
+"""How many runs there are of what is timed beside a control: a host is not as fast in one minute as in the next."""
 _START_S = 4.0
 _PINNED_BYTES_PER_S = 2 << 30
 """So fast, about, does ballast take what a node has beyond the fast bytes."""

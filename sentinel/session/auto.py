@@ -55,6 +55,7 @@ class Follower:
         self._depth = 0
         self._ran_forward = False  # since the last step of an optimizer
         self._models: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()  # by identity
+        self._held: list[nn.Module] = []  # the last one until an optimizer has stepped, then those that are annotated
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # with a number for its steps
         self._numbers = itertools.count()  # no identity, which another one may get when it is gone
         self._steps: list[OptimizerStep] = []
@@ -63,6 +64,7 @@ class Follower:
         self._annotation: session.Annotation | None = None
         self._before = session.current()  # it is over
         self.session: Session | None = None
+        self._begun: object = None  # it, or what stands in for a session where stock training is watched
         self._script_annotates = False
         RUNTIME.finder = self
         RUNTIME.not_inherited.add(self)
@@ -78,6 +80,7 @@ class Follower:
         """The script has ended: a profiled step that no further step followed is ended here."""
         try:
             if not self.done and self._period and not self._left and session.profiling():
+                self.done = True
                 self._guard(session.end_profile)
         finally:
             if RUNTIME.finder is self:
@@ -102,7 +105,7 @@ class Follower:
         self.done = True
         if RUNTIME.finder is self:
             RUNTIME.finder = None
-        if self.session is not None and RUNTIME.sink is self.session:
+        if self._begun is not None and RUNTIME.sink is self._begun:
             self._guard(session.stop)
         if self._annotation is not None:
             self._annotation.remove()
@@ -121,6 +124,8 @@ class Follower:
         if self._depth > 1 or recomputed or not (module.training and torch.is_grad_enabled()):
             return
         self._models.setdefault(id(module), module)
+        if self._annotation is None:
+            self._held = [module]  # it may be a wrapper that lives for this step only
         self._ran_forward = True
         if self._period and not self._left:
             self._guard(self._at_boundary)
@@ -164,7 +169,10 @@ class Follower:
         if self._script_annotates and len(self._steps) < WAIT * self._period:
             self._period = 0
         if self._period and not self._script_annotates:
-            self._annotation = session.annotate(self._trained_models(), list(self._optimizers))
+            self._held = self._trained_models()
+            self._annotation = session.annotate(self._held, list(self._optimizers))
+        else:
+            self._held = []
 
     def _at_boundary(self) -> None:
         """A period has ended and the next one begins."""
@@ -179,7 +187,7 @@ class Follower:
             self._left = self._period
             require_room()
             session.start_profile(request=self._request)
-            self.session = session.current()
+            self.session, self._begun = session.current(), RUNTIME.sink
 
     def _guard(self, call: Callable[[], object]) -> None:
         try:
@@ -214,7 +222,7 @@ class Follower:
         self._forget()
 
     def _forget(self) -> None:
-        self._models, self._optimizers, self._steps = WeakValueDictionary(), WeakKeyDictionary(), []
+        self._models, self._optimizers, self._steps, self._held = WeakValueDictionary(), WeakKeyDictionary(), [], []
         self._all_optimizers = functools.cache(_alive)
 
 

@@ -54,7 +54,7 @@ class FusedSteps:
 def one_by_one(whole: Step, budget_bytes: Callable[[], int]) -> Step:
     """`whole`, called for each place of the lists that it takes, and each slice; at once where these are on a device,
     or are neither empty nor all of one length, so that what is wrong is told in PyTorch's words. At once in a forked
-    child, too: it has no budget, and another thread may have held a lock that `budget_bytes` takes as it was made."""
+    child, too: it has no budget, and a lock that `budget_bytes` takes may have been another thread's at the fork."""
     process = os.getpid()
 
     @functools.wraps(whole)

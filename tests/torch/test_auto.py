@@ -263,6 +263,17 @@ def test_what_is_gone_is_not_kept_while_no_loop_is_found(watch: Watch, monkeypat
     )
 
 
+def test_a_wrapper_that_is_made_in_each_step_is_annotated(watch: Watch) -> None:
+    """Its blocks live on, and tick."""
+    backbone, head = mlp(), mlp()
+    optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.1)
+    for _ in range(4):
+        train(nn.Sequential(backbone, head))
+        watch.step(optimizer)
+    (wrapper,) = watch.models
+    assert list(wrapper) == [backbone, head]  # type: ignore[call-overload]
+
+
 def test_an_optimizer_that_is_gone_is_waited_for_no_longer(watch: Watch) -> None:
     model, other = mlp(), sgd(mlp())
     optimizer = sgd(model)

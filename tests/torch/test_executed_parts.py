@@ -6,10 +6,12 @@ import ast
 import contextlib
 import ctypes
 import gc
+import json
 import mmap
 import os
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,14 +22,13 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
-from sentinel.core.errors import UsageError
 from sentinel.executed import comparing
-from sentinel.executed.child import ComparedJob, Line
-from sentinel.executed.observer import Window
-from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS
+from sentinel.executed.child import Line
+from sentinel.executed.placements import ALL_FAST, OURS
 from sentinel.executed.shared_imports import _imported, _present, import_shared
-from sentinel.session import Overrides
 from tests.processes import LONGEST_S
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_what_a_script_imports_from_elsewhere_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,24 +118,32 @@ def test_room_beside_the_budget_is_what_stock_took_beyond_its_tensors() -> None:
 
 _UNCHANGED = """
 import torch
-torch.set_num_threads(1)  # OpenMP does not outlive a fork of a process that has used it, as one that ran other tests
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
 optimizer = torch.optim.AdamW(model.parameters())
-for _ in range({steps}):
+for step in range({steps}):
     model(torch.ones(4, 256)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
 
 
-def compared(tmp_path: Path, name: str, steps: int) -> dict[str, Any]:
-    """What a child saw of a script that does not mention Sentinel; both nodes are this host's one."""
-    (tmp_path / "train.py").write_text(_UNCHANGED.format(steps=steps))
-    overrides = Overrides(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
-    job = ComparedJob(str(tmp_path / "train.py"), (), (0, 0), overrides, Window(3, 1), {0: 1})
-    placement = next(each for each in PLACEMENTS if each.name == name)
-    return comparing._child(job, placement, lambda *_: contextlib.nullcontext(), None)
+def compared(tmp_path: Path, name: str, steps: int, more: str = "") -> dict[str, Any]:
+    """What a child saw of a script that does not mention Sentinel but in `more` lines of its loop."""
+    script = tmp_path / "train.py"
+    script.write_text(_UNCHANGED.format(steps=steps) + more)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.torch.compared_job", str(script), name],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_S,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 @pytest.mark.needs("native")
@@ -148,5 +157,27 @@ def test_the_loop_of_an_unchanged_script_is_found_under_every_placement(tmp_path
 
 @pytest.mark.needs("native")
 def test_a_script_without_a_loop_is_refused_by_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="all-fast: no training loop was found"):
-        compared(tmp_path, ALL_FAST, 1)
+    assert compared(tmp_path, ALL_FAST, 1)["error"].startswith("all-fast: no training loop was found")
+
+
+_BEGINS_LATE = """\
+    import sentinel
+    if step == 5:
+        sentinel.annotate(model, optimizer)
+        sentinel.start_profile(model, optimizer)
+    if step == 6:
+        sentinel.end_profile()
+"""
+
+
+@pytest.mark.needs("native")
+@pytest.mark.parametrize("name", [OURS, ALL_FAST])
+def test_a_script_that_begins_its_session_late_is_left_to_do_so(tmp_path: Path, name: str) -> None:
+    told = compared(tmp_path, name, 16, _BEGINS_LATE)
+    assert (told["n_losses"], told["measured_steps"], told["failed"]) == (16, 1, "")
+    assert (told["ours"] is None) == (name == ALL_FAST)
+
+
+@pytest.mark.needs("native")
+def test_a_script_of_too_few_steps_is_told_so_and_not_that_it_has_no_loop(tmp_path: Path) -> None:
+    assert "0 whole steps ran after the profiled one" in compared(tmp_path, ALL_FAST, 3)["error"]
