@@ -39,6 +39,8 @@ ELSEWHERE = {
     "system/native.py: caches quick": "a loaded library",
     "executed/memory_pressure.py: sets _libc.mmap": "the types of a C function, always the same",
     "system/kernel.py: sets _libc.syscall": "as above",
+    # what has no state
+    "profiler/operators.py: keeps _OF_PARENT, a _OfParent": "the Runtime holds weakly what a child does not inherit",
     # the same answer at any time
     "files/codec.py: caches _codecs": "made from the fields of a class",
     "migration/holders.py: caches _dict_of_a_frame": "a property of this interpreter",
