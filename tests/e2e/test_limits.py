@@ -216,7 +216,7 @@ def test_no_compiler_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_planner_that_fails_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import sentinel.planner as p\n"
+        "import sentinel.planner.make_plan as p\n"
         "from sentinel.core.errors import PlanError\n"
         "def plan(*a, **k): raise PlanError('there is no plan')\n"
         "p.plan = plan\n"
