@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 import sentinel.data
 from sentinel.data.data_index import DataFiles
 from sentinel.data.loading import Loader
+from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.source_files import SourceFiles
 from tests.data_files import number_of
 
@@ -35,3 +39,21 @@ def torchs(seed: int, epoch: int, n: int = COUNT) -> list[int]:
     """What torch's own DataLoader and RandomSampler deliver."""
     sampler = RandomSampler(range(n), generator=torch.Generator().manual_seed(seed + epoch))
     return [int(i) for batch in DataLoader(range(n), 32, sampler=sampler) for i in batch]  # type: ignore[arg-type]
+
+
+@contextmanager
+def no_thread_left_at(number: int) -> Iterator[list[ReadingThread]]:
+    """As where a process may have no more threads: the start of that one, from 1 on, fails, and the block must raise
+    that. The reading threads that were to begin until then."""
+    real, begun = ReadingThread.start, []
+
+    def start(thread: ReadingThread) -> None:
+        begun.append(thread)
+        if len(begun) == number:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReadingThread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            yield begun

@@ -33,7 +33,6 @@ from sentinel.data.peer_exchange import BEGUN, OPEN, ChunkProvider, Progress, na
 from sentinel.data.peer_feeding import cut_for_peers, rooms_within  # noqa: E402
 from sentinel.data.peer_samples import FromPeers  # noqa: E402
 from sentinel.data.peers import _ALONE_UNTIL, Peer, RankHash  # noqa: E402
-from sentinel.data.reading_thread import ReadingThread  # noqa: E402
 from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection  # noqa: E402
 from sentinel.data.sample_arena import RUNNING, SampleArena  # noqa: E402
 from sentinel.data.served_samples import Served  # noqa: E402
@@ -44,6 +43,7 @@ from sentinel.samples.world_plan import RankShare  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
 from tests.processes import LONGEST_S, started, until  # noqa: E402
 from tests.resp_servers import Server, servers  # noqa: E402
+from tests.torch.loaders import no_thread_left_at  # noqa: E402
 
 pytestmark = pytest.mark.needs("redis-server")
 
@@ -597,21 +597,11 @@ def test_samples_stay_in_a_server_as_long_as_batches_are_delivered(
 
 @pytest.mark.parametrize("fails", [1, 2])
 def test_where_a_thread_cannot_be_started_a_loader_with_peers_closes(
-    fails: int, tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+    fails: int, tmp_path: Path, three: list[Server]
 ) -> None:
     loaders = ranks(shards(tmp_path, [300]), three)
-    real, begun = ReadingThread.start, []
-
-    def start(thread: ReadingThread) -> None:
-        begun.append(thread)
-        if len(begun) == fails:
-            raise RuntimeError("can't start new thread")
-        real(thread)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ReadingThread, "start", start)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            next(iter(loaders[0]))
+    with no_thread_left_at(fails) as begun:
+        next(iter(loaders[0]))
     for loader in loaders:
         loader.close()
     assert not any(thread.is_alive() for thread in begun)

@@ -28,6 +28,7 @@ from sentinel.data.staged_samples import Collate, Failed, FromArena, StagedSampl
 from sentinel.samples import Epoch, Order, Room, Staging, plan  # noqa: E402
 from tests.data_files import rows, shards  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
+from tests.torch.loaders import no_thread_left_at  # noqa: E402
 
 
 @pytest.fixture
@@ -190,23 +191,13 @@ def test_a_pause_waits_for_no_read_that_has_not_begun(
 
 @pytest.mark.parametrize("fails", [1, 2, 4])
 def test_where_a_thread_cannot_be_started_none_is_left(
-    job: tuple[ChunkReader, SampleArena, SourceFiles, Room], fails: int, monkeypatch: pytest.MonkeyPatch
+    job: tuple[ChunkReader, SampleArena, SourceFiles, Room], fails: int
 ) -> None:
     reader, arena, files, room = job
     now = by_hand(files, room, [3, 20])
     reader.begin(now, goes_on=False)
-    real, begun = ReadingThread.start, []
-
-    def start(thread: ReadingThread) -> None:
-        begun.append(thread)
-        if len(begun) == fails:
-            raise RuntimeError("can't start new thread")
-        real(thread)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ReadingThread, "start", start)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            reader.start()
+    with no_thread_left_at(fails) as begun:
+        reader.start()
     assert not any(thread.is_alive() for thread in begun)
     assert not arena.counters[RUNNING]  # who needs a sample reads it
     reader.pause()

@@ -36,6 +36,15 @@ def train(work: Job, steps: range, *, profile_at: int | None = 0, **asked: Any) 
     return losses
 
 
+def save_plan_of(work: Job, steps: range, path: Path) -> None:
+    """The plan of the second of the steps, whose session ends."""
+    train(work, steps, profile_at=1)
+    session = current()
+    assert session is not None
+    files.save(session.plan, path)
+    sentinel.stop()
+
+
 def test_without_a_session_the_calls_say_which_comes_first() -> None:
     sentinel.add_layer("nothing")  # no session: nothing happens
     with pytest.raises(sentinel.UsageError, match="start_profile"):
@@ -278,11 +287,7 @@ def test_add_layer_alone_is_enough() -> None:
 def test_a_saved_plan_is_applied_without_profiling(tmp_path: Path) -> None:
     work = job()
     with sentinel.annotate(work.models, work.optimizers):
-        train(work, range(4), profile_at=1)
-        session = current()
-        assert session is not None
-        files.save(session.plan, tmp_path / "plan.json")
-        sentinel.stop()
+        save_plan_of(work, range(4), tmp_path / "plan.json")
     stock = [job().step(i) for i in range(1)]
     again = job()
     with sentinel.annotate(again.models, again.optimizers):
@@ -298,11 +303,7 @@ def test_a_saved_plan_is_applied_without_profiling(tmp_path: Path) -> None:
 def test_a_saved_plan_that_is_checked_in_a_step_without_a_layer_is_an_error(tmp_path: Path) -> None:
     work = job()
     with sentinel.annotate(work.models, work.optimizers):
-        train(work, range(3), profile_at=1)
-        session = current()
-        assert session is not None
-        files.save(session.plan, tmp_path / "plan.json")
-        sentinel.stop()
+        save_plan_of(work, range(3), tmp_path / "plan.json")
     sentinel.start_profile(**{**ASKED, "plan": tmp_path / "plan.json"})
     work.step(3)
     with pytest.raises(sentinel.UsageError, match=r"nothing ticked in the step that a saved plan.*add_layer"):
@@ -314,11 +315,7 @@ def test_a_saved_plan_that_is_checked_in_a_step_without_a_layer_is_an_error(tmp_
 def test_a_saved_plan_that_needs_more_than_is_asked_for_is_refused(tmp_path: Path) -> None:
     work = job()
     with sentinel.annotate(work.models, work.optimizers):
-        train(work, range(3), profile_at=1)
-        session = current()
-        assert session is not None
-        files.save(session.plan, tmp_path / "plan.json")
-        sentinel.stop()
+        save_plan_of(work, range(3), tmp_path / "plan.json")
         with pytest.raises(sentinel.UsageError, match=r"saved plan holds up to .* allows"):
             sentinel.start_profile(**{**ASKED, "fast": "5%", "plan": tmp_path / "plan.json"})
     assert not sentinel.active()
@@ -327,11 +324,7 @@ def test_a_saved_plan_that_needs_more_than_is_asked_for_is_refused(tmp_path: Pat
 def test_a_saved_plan_of_another_step_is_noticed_and_the_step_is_profiled(tmp_path: Path) -> None:
     other = job("tied_weights")
     with sentinel.annotate(other.models, other.optimizers):
-        train(other, range(3), profile_at=1)
-        session = current()
-        assert session is not None
-        files.save(session.plan, tmp_path / "plan.json")
-        sentinel.stop()
+        save_plan_of(other, range(3), tmp_path / "plan.json")
     work = job()
     with sentinel.annotate(work.models, work.optimizers):
         losses = train(work, range(9), plan=tmp_path / "plan.json")
