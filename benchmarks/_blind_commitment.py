@@ -19,6 +19,8 @@ ALL_FAST, OURS = "all-fast", "sentinel"
 FORCED = "sentinel-forced"
 """Ours as it is planned where moves take nothing from compute; predicted, and carried out, where they do."""
 TRIES = "tries.json"
+FIRST = "the first"
+"""Why predictions were made where there were none of these examples and policies yet."""
 _SAME_HOST = ("cpu", "cores")
 
 
@@ -48,7 +50,7 @@ def written(path: Path, told: Mapping[str, Any], again: str | None) -> None:
     path.write_text(json.dumps(told, indent=1) + "\n")
     digest = digest_of(path)
     path.with_suffix(".sha256").write_text(f"{digest}  {path.name}\n")  # as sha256sum writes and checks it
-    tries.append({"predictions": path.name, "when": told["when"], "sha256": digest, "why": again or "the first"})
+    tries.append({"predictions": path.name, "when": told["when"], "sha256": digest, "why": again or FIRST})
     (path.parent / TRIES).write_text(json.dumps(tries, indent=1) + "\n")
 
 

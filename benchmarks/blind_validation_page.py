@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _bench, validation_page
-from benchmarks._blind_commitment import FORCED, tries_in
+from benchmarks._blind_commitment import FIRST, FORCED, tries_in
 from sentinel.core.units import format_bytes
 
 PAGE = _bench.ROOT / "docs" / "validation.md"
@@ -138,8 +138,10 @@ def _tries(folder: Path, when: str) -> str:
     if len(tries) < 2:
         return "These are the first predictions: no run had been judged before they were written."
     earlier = "; ".join(f"{each['when']} ({_outcome(each)})" for each in tries[:-1])
+    why = tries[-1]["why"]
+    why = "the first of these examples and policies together" if why == FIRST else f"made again since {why}"
     return (
-        f"**These are predictions number {len(tries)}**, made again since {tries[-1]['why']}. They are blind to the\n"
+        f"**These are predictions number {len(tries)}**, {why}. They are blind to the\n"
         "runs that judge them, and not to earlier ones: whoever made them knew what had become of those of\n"
         f"{earlier}."
     )
