@@ -215,7 +215,8 @@ typedef struct sn_job {
                          * must have started, or the two queues might wait for each other. */
   const sn_span *spans; /* taken over at once. node: what moves. emulated: what is copied meanwhile, see sn_copied */
   uint64_t span_count;
-  uint64_t spare_duration_ns; /* as duration_ns, to `spare` */
+  uint64_t spare_duration_ns; /* as duration_ns, to `spare`; of a promotion: from the spare tier of the job before it,
+                               * where that has left the block there */
   const sn_backend *backend; /* backend: what moves `spans`; it lives longer than the mover */
   int32_t node; /* node: where to */
   int32_t spare_node; /* as node, of `spare` */

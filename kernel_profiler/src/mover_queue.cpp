@@ -59,7 +59,10 @@ void follow(const Job &before, Job &next) {
   if (next.spec.source == kFast || next.direction() != SN_PROMOTE) return;
   // What stays of a promotion stays where the block is, not where the job before was to take it.
   const auto *most = std::max_element(next.spec.held + kFast + 1, next.spec.held + SN_TIERS);
-  if (*most > 0) next.spec.source = static_cast<uint8_t>(most - next.spec.held);
+  if (*most == 0) return;
+  const auto source = static_cast<uint8_t>(most - next.spec.held);
+  if (source != next.spec.source && source == before.spec.spare) next.spec.duration_ns = next.spec.spare_duration_ns;
+  next.spec.source = source;
 }
 
 bool starved(const sn_mover &m) {

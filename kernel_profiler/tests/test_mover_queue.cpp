@@ -64,6 +64,21 @@ void an_end_is_told_to_who_waits_for_it_once() {
   CHECK(m.ended_jobs.size() == 2);
 }
 
+// It was submitted before the mover chose where the block goes.
+void a_promotion_takes_the_time_from_where_the_job_before_has_left_its_block() {
+  for (const uint8_t left_in : {1, 2}) {
+    sn_mover m{};
+    queue_up(m, 2);
+    at(m, 1)->spec.spare = 2;
+    at(m, 1)->moved.held[left_in] = 10;
+    at(m, 2)->spec.duration_ns = 7;
+    at(m, 2)->spec.spare_duration_ns = 9;
+    wait_for(m, 2, 1);
+    sn::finish(m, m.queue[SN_PROMOTE], at(m, 1));
+    CHECK(at(m, 2)->spec.source == left_in && at(m, 2)->spec.duration_ns == (left_in == 1 ? 7u : 9u));
+  }
+}
+
 void who_is_dropped_waits_no_more() {
   sn_mover m{};
   queue_up(m, 4);
@@ -79,6 +94,7 @@ void who_is_dropped_waits_no_more() {
 int main() {
   an_end_that_nobody_waits_for_looks_at_no_queue();
   an_end_is_told_to_who_waits_for_it_once();
+  a_promotion_takes_the_time_from_where_the_job_before_has_left_its_block();
   who_is_dropped_waits_no_more();
   return 0;
 }

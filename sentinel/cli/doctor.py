@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 NEEDED = ("C++ compiler", "Python", "torch")
 """Without these, or without what tracker `ops` uses, no training step can be watched, and the exit code is 1."""
 
+LEAST_UNTOLD_SHARE = 0.1
+"""It is said where a host has 10 % more memory than its nodes tell of, or more than that."""
+
 _EXAMPLES = f"""\
 examples:
   sentinel doctor
@@ -57,11 +60,12 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel.system.affinity import spanning
     from sentinel.system.calibration import kept, kept_copies
     from sentinel.system.capabilities import GROUPS
-    from sentinel.system.topology import topology
+    from sentinel.system.topology import topology, untold_bytes
 
     with telling("probing this host (the first time, the torch shim is compiled)"):
         host, found, seen = topology(), check_host(), doctor_watchers.examine()
     measured, copies, spans = kept(host.nodes, host.fast), kept_copies(host.nodes, host.fast), spanning(host)
+    untold = untold_memory(host, untold_bytes(host))
     missing = [capability.name for capability in found if capability.name in NEEDED and not capability.available]
     if not missing:  # else it is what tracker ops misses too
         missing = ["tracker ops" for trial in seen.trackers if trial.tracker == "ops" and not trial.available]
@@ -69,11 +73,13 @@ def execute(arguments: argparse.Namespace) -> int:
         answer = {"topology": asdict(host), "capabilities": [asdict(c) for c in found], "missing": missing}
         kept_here = {"calibration": measured, "copies": copies}
         placed: dict[str, Any] = {name: machine and asdict(machine) for name, machine in kept_here.items()}
-        placed["affinity"] = spans or None
+        placed["affinity"], placed["untold_memory"] = spans or None, untold or None
         print_json(answer | placed | seen.as_json() | {"settings": settings_as_json()})
     else:
         print(f"{verdict(missing)}\n")
         print_table(node_rows(host, measured))
+        if untold:
+            print(f"memory: {untold}")
         print(f"slow memory: {slow_memory(host)}")
         for line in (*([f"CPUs: {spans}"] if spans else []), *speeds(host, measured), emulated_moves(copies)):
             print(line)
@@ -163,6 +169,18 @@ def settings_as_json() -> dict[str, Any]:
         return {name: asdict(setting) for name, setting in configuration().items()}
     except SentinelError as error:
         return {"refused": str(error)}
+
+
+def untold_memory(host: Topology, nbytes: int) -> str:
+    """What it means that the host has so much memory beyond that of its nodes; "" where it is next to nothing."""
+    told = sum(node.total_bytes for node in host.nodes)
+    if nbytes < LEAST_UNTOLD_SHARE * told or not nbytes:
+        return ""
+    return (
+        f"the nodes tell of {format_bytes(told)}, and the host has {format_bytes(told + nbytes)}: this kernel gives"
+        " nodes their memory as it is needed, and nothing tells which has how much. Plans place no more than nodes tell"
+        " of: have the hypervisor give the nodes all of their memory before a session begins"
+    )
 
 
 def slow_memory(host: Topology) -> str:

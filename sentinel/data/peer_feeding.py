@@ -14,7 +14,7 @@ from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import EpochOrder, FedSamples, permutation
 from sentinel.data.peer_exchange import ChunkProvider, Progress, job_of, note_of, unlike
 from sentinel.data.peer_samples import FromPeers
-from sentinel.data.peers import Peer, RankHash, rows
+from sentinel.data.peers import Peer, RankHash, late_counts, rows
 from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.room_here import cut_within
 from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena, page_bytes_for
@@ -54,12 +54,15 @@ class PeerFeeding:
             peers=len(peers),
         )
         peers = [peers[rank * len(peers) // order.world] for rank in range(order.world)]
+        board = rows(order.world)
         self._ranks = [
             RankHash(peer, job_of(digest, order.seed, rank), note, row)
-            for rank, (peer, row) in enumerate(zip(peers, rows(order.world), strict=True))
+            for rank, (peer, row) in enumerate(zip(peers, board, strict=True))
         ]
-        self._unlike = dict.fromkeys(range(order.world), (0, ""))
-        """Rank -> how often it had been late when its server was asked, and in what it was given something else."""
+        self._late, self._late_before = late_counts(board), np.zeros(order.world, np.int64)
+        """(world,) How often each rank has been late, and had been when its server was asked."""
+        self._unlike: dict[int, str] = {}
+        """Rank -> in what it was given something else."""
         files = SourceFiles(layout, data.root, data.source)
         self._progress, self._stopping = Progress(self._board), Event()
         own = self._ranks[order.rank]
@@ -105,18 +108,21 @@ class PeerFeeding:
         """The server keeps what this rank has put, as long as batches are delivered. Of ranks that were late it is
         asked whether they were given the same."""
         self._provider.keep()
-        for number, rank in enumerate(self._ranks):
-            asked, known = self._unlike[number]
-            if rank.late > asked and not rank.peer.left_alone:
-                found = unlike(rank)
-                self._unlike[number] = rank.late, found
-                if found and found != known:
+        for number in np.flatnonzero(self._late > self._late_before).tolist():
+            rank = self._ranks[number]
+            if rank.peer.left_alone:
+                continue
+            found, known = unlike(rank), self._unlike.pop(number, "")
+            self._late_before[number] = rank.late
+            if found:
+                self._unlike[number] = found
+                if found != known:
                     say(self._of_unlike(number), wrong=True)
 
     def _of_unlike(self, rank: int) -> str:
         there = f"the peer {self._ranks[rank].peer.address} has those of a rank {rank} that was given"
         remedy = "give all ranks the same, and the same version of Sentinel"
-        return f"samples of rank {rank} do not come: {there} {self._unlike[rank][1]}; {remedy}"
+        return f"samples of rank {rank} do not come: {there} {self._unlike[rank]}; {remedy}"
 
     def pause(self) -> None:
         """No thread reads."""
@@ -179,8 +185,8 @@ class PeerFeeding:
                 said = f"the peer {peer.address} refused {peer.refusals} times"
                 remedy = "start it with more memory; what a job that was killed has left there goes after an hour"
                 found.append(f"{said}: where it is full, {remedy}")
-        found += [self._of_unlike(rank) for rank, (_, what) in self._unlike.items() if what]
-        late = sum(rank.late for rank in self._ranks)
+        found += [self._of_unlike(rank) for rank in sorted(self._unlike)]
+        late = int(self._late.sum())
         if late:
             found.append(f"samples of other ranks came too late {late} times, and were read alone")
         return found

@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection
@@ -32,6 +34,13 @@ def rows(count: int) -> list[Row]:
     """Those of one board: each board takes a descriptor, in each process that has it."""
     board = torch.zeros((count, 4), dtype=torch.int64).share_memory_()
     return [(board, row) for row in range(count)]
+
+
+def late_counts(board: Sequence[Row]) -> NDArray[np.int64]:
+    """(ranks,) How often samples of each rank did not come in time, of ranks that have the rows of one `board` in this
+    order: not a copy, but what they count in."""
+    counts: NDArray[np.int64] = board[0][0].numpy()[:, _LATE]
+    return counts
 
 
 class _Told:

@@ -18,7 +18,7 @@ from sentinel.migration.block_table import BlockTable
 from sentinel.migration.move import Ended, Move
 from sentinel.migration.mover import Moved, NativeMover, Outcome
 from sentinel.migration.mover_order import Order, order_of
-from sentinel.tiers.tier import FAST, HeldBlock, Job, Tier
+from sentinel.tiers.tier import EMULATED, FAST, HeldBlock, Job, Tier
 
 _WORDS = {Outcome.DONE: "done", Outcome.PARTIAL: "partial", Outcome.FAILED: "failed", Outcome.ALREADY: "already there"}
 
@@ -148,9 +148,13 @@ class Moves:
         return order.starting_after(after) if after else order
 
     def _job(self, held: HeldBlock, source: int, target: int) -> Job:
-        """What moves it; where a slower tier has no room, to the last one, which has. A block of the last one stays."""
+        """What moves it; where a slower tier has no room, to the last one, which has. A block of the last one stays.
+        From a slower tier that had no room for it, it comes from the last one."""
         job = self._tier_beside(source, target).job(held, source, target)
         last = len(self._tiers) - 1
+        if target == FAST and source != last and job.kind == EMULATED:  # of others the time shows as they move
+            there = held._replace(held=[held.nbytes if tier == last else 0 for tier in range(len(self._tiers))])
+            return job.else_from(self._tier_beside(last, FAST).job(there, last, FAST))
         if target in (FAST, last):
             return job
         if source == last:

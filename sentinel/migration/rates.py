@@ -4,6 +4,7 @@ where they are emulated, whether this host copies as fast as was asked for."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ LEAST_BYTES = 16 << 20
 """Moved in one direction: below this, system calls of a few pages each and the clock decide."""
 KEPT_UP = 0.9
 """An emulated link that reached this share of its rate was as fast as asked for: gaps between short jobs count too."""
+SHORT = "the emulated link from"
+"""How the sentences of `short_of` begin."""
 _WHOLE = [OUTCOMES.index(outcome) for outcome in ("done", "late")]
 _PLANNED = [REASONS.index(reason) for reason in ("prefetch", "evict", "mid-interval")]
 
@@ -57,16 +60,37 @@ def with_rates(machine: Machine, run: Run) -> Machine:
     return machine if run.emulated else replace(machine, links=tuple(seen(link) for link in machine.links))
 
 
+class LinkRate(NamedTuple):
+    """Bytes per second that the emulated link from tier `source` to tier `target` was to carry, and that this host
+    copied beside the job."""
+
+    source: str
+    target: str
+    asked_bytes_per_s: int
+    copied_bytes_per_s: int
+
+    @property
+    def kept_up(self) -> bool:
+        """Whether the link was as fast as asked for."""
+        return self.copied_bytes_per_s >= KEPT_UP * self.asked_bytes_per_s
+
+
+def link_rates(machine: Machine, run: Run) -> list[LinkRate]:
+    """Of each emulated link over which enough has moved to tell."""
+    found = []
+    for link in machine.links if run.emulated else ():
+        rate = migration_rate(run, link.source, link.target)
+        if rate is not None:
+            source, target = machine.tiers[link.source].name, machine.tiers[link.target].name
+            found.append(LinkRate(source, target, link.bandwidth_bytes_per_s, rate))
+    return found
+
+
 def short_of(machine: Machine, run: Run) -> list[str]:
     """A sentence for each emulated link that `run` found slower than it was to be."""
-    found = []
-    for link in machine.links:
-        names = [machine.tiers[end].name for end in (link.source, link.target)]
-        rate = migration_rate(run, link.source, link.target) if run.emulated else None
-        if rate is not None and rate < KEPT_UP * link.bandwidth_bytes_per_s:
-            asked, reached = (format_bytes(nbytes) for nbytes in (link.bandwidth_bytes_per_s, rate))
-            found.append(
-                f"the emulated link from {names[0]} to {names[1]} was to carry {asked} a second, and this host copied"
-                f" {reached} a second beside the job: transfers took that long"
-            )
-    return found
+    return [
+        f"{SHORT} {link.source} to {link.target} was to carry {format_bytes(link.asked_bytes_per_s)} a second, and this"
+        f" host copied {format_bytes(link.copied_bytes_per_s)} a second beside the job: transfers took that long"
+        for link in link_rates(machine, run)
+        if not link.kept_up
+    ]

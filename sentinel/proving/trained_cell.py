@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from sentinel import session
 from sentinel.core.errors import UsageError
 from sentinel.executed.trained_bits import digest_of_losses, digest_of_trained, losses, run_script
+from sentinel.migration import rates
 from sentinel.proving.orders import TrainingOrder
 from sentinel.runtime import RUNTIME
 from sentinel.session.auto import Follower
@@ -139,11 +140,13 @@ def _told_by_session() -> dict[str, Any]:
     if RUNTIME.sink is not None:
         session.stop()
     report = session.report() if last is None else last.report(bounded=False)
-    headline = report.headline
+    headline, machine, executed = report.headline, report.machine, report.executed
     notes = list(last.notes) if last is not None else []
+    links = [] if machine is None or executed is None else rates.link_rates(machine, executed)
     return {
         "done": headline.get("kind"),
         **{name: headline.get(name) for name in TOLD},
         "as_planned": not any(note.startswith(_MISMATCH) for note in notes),
-        "notes": notes,
+        "notes": [note for note in notes if not note.startswith(rates.SHORT)],  # `links` has what they say
+        "links": [{**link._asdict(), "kept_up": link.kept_up} for link in links],
     }

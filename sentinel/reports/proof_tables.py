@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
@@ -95,6 +95,7 @@ def notes(proof: Proof) -> list[str]:
             " it was written first, and each run names the digest of its prediction"
         )
     found += _of_load([row for row in runs(proof) if row.busy_share is not None])
+    found += _of_links(proof)
     found += dict.fromkeys(f"{row.workload}, {row.placement}: {row.said}" for row in runs(proof) if row.said)
     found += [f"not run: {name}: {why}" for name, why in proof["not_run"].items()]
     found += [f"put back: {sentence}" for sentence in proof["put_back"]]
@@ -122,6 +123,20 @@ def _of_load(told: Sequence[ProvedRow]) -> Iterator[str]:
             f"in {len(waited)} of {len(told)} runs the training thread waited for a processor for up to"
             f" {max(share or 0 for share in waited):.0%} of the time, and others did not have it: threads of the job"
             " itself did, or a limit of the container was used up. That is part of what a step takes there"
+        )
+
+
+def _of_links(proof: Proof) -> Iterator[str]:
+    """How many runs were below the rates of emulated links, and how far. On an emulated machine times mean nothing."""
+    told = [cell["links"] for cell in proof["cells"] if cell.get("links") and not proof["emulated_machine"]]
+    shares = [min(link["copied_bytes_per_s"] / link["asked_bytes_per_s"] for link in links) for links in told]
+    behind = sum(not all(link["kept_up"] for link in links) for links in told)
+    if behind:
+        yield (
+            f"in {behind} of the {len(told)} runs that moved enough to tell, this host copied more slowly beside the"
+            " job than an emulated link was to carry, and transfers took that long: the slowest link of each run"
+            f" reached {min(shares):.0%} to {max(shares):.0%} of its rate, {median(shares):.0%} in the median. All"
+            " rates are in the JSON file (cells[].links)"
         )
 
 

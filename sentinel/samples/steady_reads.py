@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from sentinel.samples.epoch_plan import Epoch, epochs_ahead, plan, simulate
+from sentinel.samples.exact import stage_exact
 from sentinel.samples.feed import Feed
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
@@ -50,9 +51,14 @@ def steady_feed(
     UsageError for a room too small."""
     chance = np.random.Generator(np.random.PCG64(0))  # any permutation will do
     room = Room.of(layout, room_bytes)
-    orders = [chance.permutation(layout.n_samples) for _ in range(2 + epochs_ahead(layout, order, room))]
     if order.kind != "exact":
-        return simulate(layout, plan(layout, order, room, Epoch(orders[0])), costs, gap_bytes)
-    first = plan(layout, order, room, Epoch(orders[0], orders[1], later=tuple(orders[2:-1])))
-    second = plan(layout, order, room, Epoch(orders[1], orders[2], later=tuple(orders[3:])), first)
+        found = plan(layout, order, room, Epoch(chance.permutation(layout.n_samples)))
+        return simulate(layout, found, costs, gap_bytes)
+    # of each epoch only what this rank delivers: many ranks look many epochs ahead
+    own = [
+        np.ascontiguousarray(order.of_rank(chance.permutation(layout.n_samples)))
+        for _ in range(2 + epochs_ahead(layout, order, room))
+    ]
+    first = stage_exact(layout, room, own[0], own[1:-1], None)
+    second = stage_exact(layout, room, own[1], own[2:], first)
     return simulate(layout, second, costs, gap_bytes)

@@ -55,7 +55,8 @@ class Follower:
         self._depth = 0
         self._ran_forward = False  # since the last step of an optimizer
         self._models: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()  # by identity
-        self._held: list[nn.Module] = []  # the last one until an optimizer has stepped, then those that are annotated
+        self._last_forward: nn.Module | None = None  # until an optimizer steps: a wrapper may live for this step only
+        self._annotated: list[nn.Module] = []  # until the watch ends: a wrapper may have no other owner
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # with a number for its steps
         self._numbers = itertools.count()  # no identity, which another one may get when it is gone
         self._steps: list[OptimizerStep] = []
@@ -125,7 +126,7 @@ class Follower:
             return
         self._models.setdefault(id(module), module)
         if self._annotation is None:
-            self._held = [module]  # it may be a wrapper that lives for this step only
+            self._last_forward = module
         self._ran_forward = True
         if self._period and not self._left:
             self._guard(self._at_boundary)
@@ -169,10 +170,9 @@ class Follower:
         if self._script_annotates and len(self._steps) < WAIT * self._period:
             self._period = 0
         if self._period and not self._script_annotates:
-            self._held = self._trained_models()
-            self._annotation = session.annotate(self._held, list(self._optimizers))
-        else:
-            self._held = []
+            self._annotated = self._trained_models()
+            self._annotation = session.annotate(self._annotated, list(self._optimizers))
+        self._last_forward = None
 
     def _at_boundary(self) -> None:
         """A period has ended and the next one begins."""
@@ -222,7 +222,8 @@ class Follower:
         self._forget()
 
     def _forget(self) -> None:
-        self._models, self._optimizers, self._steps, self._held = WeakValueDictionary(), WeakKeyDictionary(), [], []
+        self._models, self._optimizers, self._steps = WeakValueDictionary(), WeakKeyDictionary(), []
+        self._last_forward, self._annotated = None, []
         self._all_optimizers = functools.cache(_alive)
 
 

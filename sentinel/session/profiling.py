@@ -26,12 +26,14 @@ class Profiling:
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
+        # no optimizer joins the job before a plan is applied
+        self._most_steps = MOST_OPTIMIZER_STEPS * max(len(context.job.optimizers), 1)
 
     def tick(self, _tick: Tick, at: Position, /) -> State:
         """See State."""
         assert at.layer is not None
         self._context.recording.end_layer(at.layer - 1, at.layer)
-        self._context.follower.require_end(MOST_OPTIMIZER_STEPS * max(len(self._context.job.optimizers), 1))
+        self._context.follower.require_end(self._most_steps)
         return self
 
     def boundary(self) -> None:

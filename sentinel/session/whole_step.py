@@ -14,7 +14,9 @@ from sentinel.session.state import State
 
 MOST_ROUNDS = 8
 """The recording of a step ends after eight times as many ticks as its cycle has: the job goes on with other layers. Two
-or three times as many may be one step: where the cycle is of a step that ended in its forward."""
+or three times as many may be one step: where the cycle is of a step that ended in its forward. So may more, and where
+no optimizer steps nothing else tells: each time it ends so, the next recording may take twice as long. That is at most
+twice as long as the job has gone on without beginning its step again."""
 
 
 class Purpose(Protocol):
@@ -35,18 +37,19 @@ class WaitingForStep:
     """A whole step is to be recorded. It begins with layer 0; or with the cycle's first tick, where that has come once
     without layer 0 before the next: no step ends as the cycle does."""
 
-    def __init__(self, context: SessionContext, purpose: Purpose) -> None:
-        self._context, self._purpose = context, purpose
+    def __init__(self, context: SessionContext, purpose: Purpose, rounds: int = MOST_ROUNDS) -> None:
+        """`rounds`: as MOST_ROUNDS, of the recording."""
+        self._context, self._purpose, self._rounds = context, purpose, rounds
         self._seen_first_tick = False
 
     def tick(self, tick: Tick, at: Position, /) -> State:
         """See State."""
         self._context.begin_layer()
         if at.layer == 0:
-            return recording_step(self._context, self._purpose)
+            return recording_step(self._context, self._purpose, rounds=self._rounds)
         if at.layer == self._context.follower.second_layer:
             if self._seen_first_tick:
-                return recording_step(self._context, self._purpose, tick)
+                return recording_step(self._context, self._purpose, tick, rounds=self._rounds)
             self._seen_first_tick = True
         return self
 
@@ -59,18 +62,19 @@ class WaitingForStep:
         return WaitingForStep(self._context, self._purpose)
 
 
-def recording_step(context: SessionContext, purpose: Purpose, *heard: Tick) -> State:
-    """Record one step from here: from layer 0, or from the cycle's first tick, which was `heard` just now."""
+def recording_step(context: SessionContext, purpose: Purpose, *heard: Tick, rounds: int = MOST_ROUNDS) -> State:
+    """Record one step from here: from layer 0, or from the cycle's first tick, which was `heard` just now. `rounds`: as
+    MOST_ROUNDS."""
     context.recording.begin(len(heard))
     context.host.profile_again()
-    return RecordingStep(context, purpose, heard)
+    return RecordingStep(context, purpose, heard, rounds)
 
 
 class RecordingStep:
     """One step is recorded, from last tick to last tick, or from first tick to first tick."""
 
-    def __init__(self, context: SessionContext, purpose: Purpose, heard: tuple[Tick, ...]) -> None:
-        self._context, self._purpose = context, purpose
+    def __init__(self, context: SessionContext, purpose: Purpose, heard: tuple[Tick, ...], rounds: int) -> None:
+        self._context, self._purpose, self._rounds = context, purpose, rounds
         self._heard, self._boundaries = list(heard), list[int]()
         self._first_layer = len(heard)
 
@@ -80,7 +84,7 @@ class RecordingStep:
             return self._end()
         if at.layer == self._context.follower.second_layer and self._heard:
             return self._cut_short(tick)
-        if len(self._heard) >= MOST_ROUNDS * len(self._context.follower.layers):
+        if len(self._heard) >= self._rounds * len(self._context.follower.layers):
             return self._end_without_step()
         self._context.recording.end_layer(len(self._heard), len(self._heard) + 1)
         self._heard.append(tick)
@@ -120,7 +124,7 @@ class RecordingStep:
             return after
         if not self._context.follower.detecting:
             self._context.follower.detect_changes()
-        return WaitingForStep(self._context, self._purpose)
+        return WaitingForStep(self._context, self._purpose, 2 * self._rounds)
 
     def _cut_short(self, tick: Tick) -> State:
         self._context.recording.close()

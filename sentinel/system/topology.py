@@ -167,6 +167,13 @@ def _all_of_the_host(root: Path, node: Node) -> Node:
     return replace(node, total_bytes=host["MemTotal"], free_bytes=host.get("MemAvailable", node.free_bytes))
 
 
+def untold_bytes(host: Topology, root: Path = Path("/")) -> int:
+    """What the host has beyond that of its nodes, where several have memory: kernels that give a node its memory as it
+    is needed do not tell which has it. The nodes of others have all that /proc/meminfo tells of."""
+    told = [node.total_bytes for node in host.nodes if node.total_bytes]
+    return max(_meminfo(text(root / "proc/meminfo")).get("MemTotal", 0) - sum(told), 0) if len(told) > 1 else 0
+
+
 def _available(memory: dict[str, int]) -> int:
     """Free memory and what the kernel gives up without a word: clean file pages and reclaimable slabs."""
     files = max(memory.get("FilePages", 0) - memory.get("Shmem", 0) - memory.get("Dirty", 0), 0)

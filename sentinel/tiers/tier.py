@@ -39,7 +39,8 @@ class Job(NamedTuple):
 
     `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
     `first`: promotions that have not started wait for its end. `spare`: the tier to which it goes where `target` has no
-    room, on node `spare_node` or within `spare_duration_ns`; `source`: it stays then, cancelled; 0 for none.
+    room, on node `spare_node` or within `spare_duration_ns`; `source`: it stays then, cancelled; 0 for none. A
+    promotion has no spare tier; it takes `spare_duration_ns` where the job before it went to its own.
     """
 
     source: int
@@ -63,6 +64,10 @@ class Job(NamedTuple):
         if other.kind != self.kind or self.kind == BACKEND or other.target in (self.source, self.target):
             return self
         return self._replace(spare=other.target, spare_node=other.node, spare_duration_ns=other.duration_ns)
+
+    def else_from(self, other: Job) -> Job:
+        """This promotion, which takes as long as `other` where the job before it went to its spare tier."""
+        return self._replace(spare_duration_ns=other.duration_ns)
 
     def else_stays(self) -> Job:
         """This job between slower tiers, which does not begin where its target has no room."""

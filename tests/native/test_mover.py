@@ -1,4 +1,4 @@
-"""The native mover seen from Python; its own test (kernel_profiler/tests/test_mover.cpp) has the rest."""
+"""The native mover seen from Python; its own tests (kernel_profiler/tests/test_mover*.cpp) have the rest."""
 
 from __future__ import annotations
 

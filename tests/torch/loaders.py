@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import sentinel.data
 from sentinel.data.data_index import DataFiles
@@ -18,6 +18,14 @@ from sentinel.data.source_files import SourceFiles
 from tests.data_files import number_of
 
 COUNT = 600
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 def loader_of(source: Any, transform: Any = number_of, **options: Any) -> Loader:
@@ -57,3 +65,10 @@ def no_thread_left_at(number: int) -> Iterator[list[ReadingThread]]:
         patch.setattr(ReadingThread, "start", start)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             yield begun
+
+
+def wait_for_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this host is, no server is given up for it."""
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)
+    for name in ("peer_samples.LATE_S", "peers.TIMEOUT_S", "peers._GREETING_S", "peer_exchange._PATIENT_S"):
+        monkeypatch.setattr(f"sentinel.data.{name}", 300.0)

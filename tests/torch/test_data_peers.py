@@ -6,13 +6,10 @@ import gc
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +26,15 @@ from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
-from sentinel.data.peer_exchange import BEGUN, OPEN, ChunkProvider, Progress, names_of, note_of  # noqa: E402
+from sentinel.data.peer_exchange import BEGUN, OPEN, note_of  # noqa: E402
 from sentinel.data.peer_feeding import cut_for_peers, rooms_within  # noqa: E402
-from sentinel.data.peer_samples import FromPeers  # noqa: E402
-from sentinel.data.peers import _ALONE_UNTIL, Peer, RankHash  # noqa: E402
-from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection  # noqa: E402
-from sentinel.data.sample_arena import RUNNING, SampleArena  # noqa: E402
-from sentinel.data.served_samples import Served  # noqa: E402
-from sentinel.data.source_files import SourceFiles  # noqa: E402
-from sentinel.data.staged_samples import Held, Request  # noqa: E402
+from sentinel.data.peers import Peer, RankHash  # noqa: E402
+from sentinel.data.resp_client import RespConnection  # noqa: E402
 from sentinel.samples import Epoch, Order, WorldPlan, plan_world  # noqa: E402
-from sentinel.samples.world_plan import RankShare  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
-from tests.processes import LONGEST_S, started, until  # noqa: E402
+from tests.processes import LONGEST_S, started  # noqa: E402
 from tests.resp_servers import Server, servers  # noqa: E402
-from tests.torch.loaders import no_thread_left_at  # noqa: E402
+from tests.torch.loaders import no_thread_left_at, wait_for_peers  # noqa: E402
 
 pytestmark = pytest.mark.needs("redis-server")
 
@@ -53,10 +44,7 @@ WORLD = 3
 @pytest.fixture(autouse=True)
 def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 300.0)
-    for name in ("peers.TIMEOUT_S", "peers._GREETING_S", "peer_exchange._PATIENT_S"):
-        monkeypatch.setattr(f"sentinel.data.{name}", 300.0)
+    wait_for_peers(monkeypatch)
 
 
 @pytest.fixture
@@ -336,18 +324,6 @@ def test_a_rank_that_was_given_something_else_is_named_where_its_samples_do_not_
         loader.close()
 
 
-def test_a_server_that_takes_what_is_sent_and_says_nothing_is_waited_for_so_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sentinel.data.peers.TIMEOUT_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        connection = Peer(f"127.0.0.1:{silent.getsockname()[1]}").connect()
-        connection.send((b"PING",))
-        with pytest.raises(TimeoutError):
-            connection.reply()
-        connection.close()
-
-
 def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
     tars = shards(tmp_path, [60])
     for options, says in (
@@ -366,73 +342,6 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
             sentinel.data.loader(asked.pop("source"), rank=0, world=3, **asked)
 
 
-class One:
-    """A rank that is alone with a server, which has all samples that it needs."""
-
-    def __init__(self, tmp_path: Path, server: Server, n: int) -> None:
-        data = open_data(shards(tmp_path, [n]))
-        shape, room = rooms_within(1 << 20, data.layout, 1)
-        self.layout, _ = cut_for_peers(data.layout, room, 16)
-        self.files, self.board = SourceFiles(self.layout, data.root), SampleArena(shape)
-        self.rank, progress = RankHash(Peer(server.address), b"sentinel:test"), Progress(self.board)
-        now = Epoch(permutation(n, Order(), 0), permutation(n, Order(), 1))
-        self.plan = plan_world(self.layout, Order(), room, 0, now)
-        self.share: RankShare = self.plan.share(self.layout, 0)
-        progress.begin(n)
-        self.board.taken[:] = 1  # so all reads are due
-        self.provider = ChunkProvider(self.files, self.board, self.rank, 0, progress, threading.Event())
-        self.provider.begin(self.plan, self.share.reads, None)
-        self.provider.start(2)
-        self.provider.finish()
-        self.board.taken[:] = 0
-        self.board.counters[RUNNING] = 1
-        self.source = FromPeers(self.files, self.board, [self.rank], data.source)
-
-    def request(self, begin: int, stop: int, following: Request | None = None) -> Request:
-        share, cut = self.share, slice(begin, stop)
-        held = Held(share.reader, share.name, share.last, np.zeros(len(share.order), np.bool_)).cut(cut)
-        return Request(begin, share.order[cut], share.first[cut], share.direct[cut], held, following)
-
-
-def test_wrong_bytes_in_a_server_are_no_samples(tmp_path: Path, three: list[Server]) -> None:
-    one = One(tmp_path, three[0], 96)
-    assert (one.provider.log.counts.reads, one.provider.failed) == (len(one.plan.staging.read_chunk), 0)
-    client, key = valkey.Valkey(port=three[0].port), one.rank.key
-    assert client.hlen(key) == 2 + len(one.plan.names)
-    names = names_of(one.share.name[:8])
-    values = client.hmget(key, names)
-    flipped = bytearray(values[0])
-    flipped[10] ^= 1
-    client.hset(key, mapping={names[0]: bytes(flipped), names[1]: values[2], names[3]: values[3][:-1], names[4]: b""})
-    served = Served(samples=8)
-    found = [number_of(sample) for sample in one.source.fetch(one.request(0, 8), served)]
-    assert found == one.share.order[:8].tolist()
-    assert (served.direct_reads, served.lost) == (4, 4), "what is no sample is read from its file"
-    client.close()
-
-
-def test_what_nobody_has_deleted_goes_once_all_ranks_have_ended_the_epoch(
-    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As what a worker that was lost was to delete. A server that is silent then is asked an epoch later."""
-    monkeypatch.setattr("sentinel.data.peers.FIRST_PAUSE_S", 3600.0)
-    one = One(tmp_path, three[0], 96)
-    client, key, none = valkey.Valkey(port=three[0].port), one.rank.key, one.share.reads[:0]
-    ends = one.plan.staging.stay_until.copy()
-    ends[:10] = 0  # nobody keeps them
-    plans = [replace(one.plan, epoch=epoch) for epoch in range(4)]
-    plans[0] = replace(one.plan, staging=replace(one.plan.staging, stay_until=ends))
-    one.provider.begin(plans[1], none, plans[0])
-    assert client.hlen(key) == 2 + len(one.plan.names), "other ranks may be at the end of that epoch"
-    one.rank.peer.silent()
-    one.provider.begin(plans[2], none, plans[1])
-    assert client.hlen(key) == 2 + len(one.plan.names)
-    one.rank.peer._told[_ALONE_UNTIL] = 0
-    one.provider.begin(plans[3], none, plans[2])
-    assert set(client.hkeys(key)) == {BEGUN, OPEN, *names_of(one.plan.names[10:])}
-    client.close()
-
-
 def test_a_server_is_never_asked_for_a_list_of_all_that_it_has(tmp_path: Path, three: list[Server]) -> None:
     """It would serve nobody else meanwhile."""
     (loader,) = ranks(shards(tmp_path, [300]), three[:1], 1)
@@ -443,137 +352,6 @@ def test_a_server_is_never_asked_for_a_list_of_all_that_it_has(tmp_path: Path, t
     asked = client.info("commandstats")
     assert "cmdstat_hdel" in asked
     assert not asked.keys() & {f"cmdstat_{name}" for name in ("hkeys", "hgetall", "hvals", "hscan", "keys")}
-    client.close()
-
-
-def test_a_server_is_asked_once_for_each_batch(tmp_path: Path, three: list[Server]) -> None:
-    one = One(tmp_path, three[0], 128)
-    requests: list[Request] = []
-    for begin in range(96, -1, -32):
-        requests.insert(0, one.request(begin, begin + 32, requests[0]._replace(following=None) if requests else None))
-    found, served = [], [Served() for _ in requests]
-    for number in (0, 1, 2):
-        found += [number_of(sample) for sample in one.source.fetch(requests[number], served[number])]
-    client = valkey.Valkey(port=three[0].port)
-    one.source.settle()
-    assert client.info("commandstats")["cmdstat_hmget"]["calls"] == 3 + 1, "for each batch, and the next one"
-    again = Served()  # a worker that was lost is asked once more, and nobody wants what this one was asked for
-    assert [number_of(sample) for sample in one.source.fetch(requests[0], again)] == requests[0].samples.tolist()
-    assert again.again == int((one.share.last & ~one.share.direct)[:32].sum()), "what was deleted is not waited for"
-    assert found == one.share.order[:96].tolist()
-    assert sum(each.direct_reads for each in served) == sum(int(each.direct.sum()) for each in requests[:3])
-    assert one.board.taken[:96].all()
-    one.source.hang_up()
-    client.close()
-
-
-def test_of_ranks_whose_samples_are_all_there_nothing_is_looked_at(
-    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch would cost the more, the more ranks there are."""
-    one = One(tmp_path, three[0], 64)
-    one.source._ranks += [RankHash(Peer(server.address), b"sentinel:other") for server in three]
-    looked: list[RankHash | Peer] = []
-
-    def watched(told: Any) -> property:
-        def ask(of: RankHash | Peer) -> bool:
-            looked.append(of)
-            return bool(told.fget(of))
-
-        return property(ask)
-
-    for kind, name in ((RankHash, "waited_for"), (Peer, "left_alone")):
-        monkeypatch.setattr(kind, name, watched(vars(kind)[name]))
-    client, key = valkey.Valkey(port=three[0].port), one.rank.key
-    request = one.request(0, 8, one.request(8, 16))
-    assert [number_of(sample) for sample in one.source.fetch(request, Served())] == request.samples.tolist()
-    assert set(looked) == {one.rank.peer}
-    client.hdel(key, OPEN, *names_of(one.share.name[16:24]))
-    one.source.hang_up()
-    served, request = Served(), one.request(16, 24)
-    assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
-    assert served.lost == 8
-    assert set(looked) == {one.rank.peer, one.rank}
-    one.source.hang_up()
-    client.close()
-
-
-def test_what_a_full_server_refused_is_not_waited_for(tmp_path: Path, three: list[Server]) -> None:
-    one = One(tmp_path, three[0], 64)
-    client, key = valkey.Valkey(port=three[0].port), one.rank.key
-    request = one.request(0, 8, one.request(8, 16))
-    assert [number_of(sample) for sample in one.source.fetch(request, Served())] == request.samples.tolist()
-    client.hdel(key, OPEN, *names_of(one.share.name[8:24]))
-    one.source.hang_up()
-    served = Served()
-    request = one.request(16, 24)
-    assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
-    assert served.lost == served.direct_reads == 8
-    assert not one.rank.waited_for
-    client.close()
-
-
-def test_a_server_that_was_full_before_it_was_asked_is_not_waited_for(
-    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 0.0)  # if it is waited for, it comes too late
-    one = One(tmp_path, three[0], 64)
-    client, key = valkey.Valkey(port=three[0].port), one.rank.key
-    client.hdel(key, OPEN, *names_of(one.share.name[:8]))
-    served = Served()
-    request = one.request(0, 8)
-    assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
-    assert (served.lost, served.direct_reads, one.rank.late) == (8, 8, 0)
-    one.source.hang_up()
-    client.close()
-
-
-def test_reads_that_a_silent_server_was_not_told_are_named_after_the_last_one(
-    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others wait for them, be it the last ones of an epoch, or after this rank's last batch."""
-    monkeypatch.setattr("sentinel.data.peers.FIRST_PAUSE_S", 3600.0)
-    one = One(tmp_path, three[0], 64)
-    client, key = valkey.Valkey(port=three[0].port), one.rank.key
-    lost = int(one.share.reads[-1])
-    one.rank.peer.silent()
-    one.provider.begin(one.plan, np.array([lost]), one.plan)
-    one.board.taken[:] = 1
-    one.provider.start(2)
-    one.provider.finish()
-    assert client.hget(key, OPEN) == b""
-    one.rank.peer._told[_ALONE_UNTIL] = 0  # that pause has ended
-    until(lambda: client.hget(key, OPEN) == np.array([0, lost], ">u4").tobytes())
-    until(lambda: one.provider._teller is None)
-    client.close()
-
-
-def test_a_rank_names_the_reads_that_it_has_not_put(
-    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sentinel.data.peers.FIRST_PAUSE_S", 3600.0)  # however long the next lines take
-    one = One(tmp_path, three[0], 64)
-    client, key, lost = valkey.Valkey(port=three[0].port), one.rank.key, int(one.share.name["read"][20])
-    of_read = np.flatnonzero(one.share.name["read"] == lost)
-    client.hdel(key, *names_of(one.share.name[of_read]))
-    one.rank.peer.silent()  # when this chunk is to be put
-    one.provider.begin(one.plan, np.array([lost]), one.plan)
-    one.board.taken[:] = 1
-    one.provider.start(1)
-    one.provider.finish()
-    one.board.taken[:] = 0
-    assert one.rank.peer.left_alone
-    one.rank.peer._told[_ALONE_UNTIL] = 0
-    one.provider.begin(one.plan, one.share.reads[:0], one.plan)
-    served = Served()
-    request = one.request(0, 64)
-    assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
-    assert served.lost == served.direct_reads == len(of_read), "of others nothing is read alone"
-    assert one.rank.waited_for
-    later = WorldPlan(one.plan.staging, 1, 3, one.plan.reader, one.plan.names)
-    one.provider.begin(later, one.share.reads[:0], later)
-    assert client.hget(key, OPEN) == np.array([0, lost], ">u4").tobytes(), "a stay may be used epochs later"
-    one.source.hang_up()
     client.close()
 
 
@@ -593,6 +371,29 @@ def test_samples_stay_in_a_server_as_long_as_batches_are_delivered(
     loader._feeding.tend(0, 0)
     assert client.ttl(key) > 600
     client.close()
+
+
+def test_only_ranks_that_were_late_are_looked_at_as_batches_are_delivered(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thousand ranks each batch would look at a thousand."""
+    feeding = ranks(shards(tmp_path, [96]), three)[0]._feeding
+    looked: list[bytes] = []
+    late = vars(RankHash)["late"]
+
+    def watched(rank: RankHash) -> int:
+        looked.append(rank.key)
+        return int(late.fget(rank))
+
+    monkeypatch.setattr(RankHash, "late", property(watched))
+    feeding.tend(0, 0)
+    assert not looked
+    feeding._ranks[2].came_late()
+    feeding.tend(0, 0)
+    assert set(looked) == {feeding._ranks[2].key}
+    looked.clear()
+    feeding.tend(0, 0)
+    assert not looked, "its server was asked"
 
 
 @pytest.mark.parametrize("fails", [1, 2])
@@ -660,71 +461,3 @@ def test_workers_of_a_forkserver_know_300_ranks(tmp_path: Path, three: list[Serv
     assert next(batches).tolist() == expected(600, 0, 300)[0][:1]
     del batches
     loader.close()
-
-
-def test_a_silent_server_is_asked_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0]
-    monkeypatch.setattr("sentinel.data.peers.time.monotonic_ns", lambda: now[0])
-    peer, pauses = Peer("127.0.0.1:1"), []
-    for _ in range(9):
-        peer.silent()
-        peer.silent()  # another thread waited too
-        before = now[0]
-        while peer.left_alone:
-            now[0] += 10**8
-        pauses.append((now[0] - before) / 1e9)
-    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert peer.silences == 9
-    peer.answered()
-    peer.silent()
-    now[0] += 5 * 10**8
-    assert not peer.left_alone
-
-
-def answering(said: bytes) -> tuple[socket.socket, int]:
-    """A server that says this to whoever connects, and its port."""
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def answer() -> None:
-        connection, _ = listening.accept()
-        with connection, suppress(OSError):
-            connection.sendall(said)
-            connection.shutdown(socket.SHUT_WR)
-            connection.recv(1 << 16)  # to close before would lose what was said
-
-    threading.Thread(target=answer, daemon=True).start()
-    return listening, int(listening.getsockname()[1])
-
-
-def test_replies_are_read_as_the_protocol_has_them() -> None:
-    said = b"*3\r\n$3\r\na\r\n\r\n$-1\r\n:12\r\n+OK\r\n-OOM no room\r\n$0\r\n\r\n"
-    listening, port = answering(said)
-    with listening:
-        connection = RespConnection("127.0.0.1", port, None, 300.0)
-        read = [connection.reply() for _ in range(4)]
-        assert read == [[b"a\r\n", None, 12], b"OK", Refusal("OOM no room"), b""]
-        with pytest.raises(ConnectionError, match="has ended"):
-            connection.reply()
-        connection.close()
-    for wrong in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$9999999999\r\n", b"$x\r\n", b"*2\r\n" * 5_000):
-        listening, port = answering(wrong)
-        with listening:
-            connection = RespConnection("127.0.0.1", port, None, 300.0)
-            with pytest.raises(ConnectionError, match="not a server of samples"):
-                connection.reply()
-            connection.close()
-    listening, port = answering(b"-WRONGPASS no\r\n")
-    with listening, pytest.raises(NotLetInError, match="WRONGPASS"):
-        RespConnection("127.0.0.1", port, "secret", 300.0)
-
-
-def test_a_server_that_has_no_room_for_a_connection_is_given_the_right_password(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    listening, port = answering(b"-ERR max number of clients reached\r\n")
-    with listening:
-        Peer(f"127.0.0.1:{port}", "secret").greet()
-    assert "does not answer (ERR max number of clients reached)" in capsys.readouterr().err
-    listening, port = answering(b"-ERR AUTH <password> called without any password configured\r\n")
-    with listening, pytest.raises(UsageError, match="refuses this process"):
-        Peer(f"127.0.0.1:{port}", "secret").greet()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, Run
 from sentinel.files import digest
 from sentinel.migration.rates import short_of
+from sentinel.proving import trained_cell
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.request import Request
 from tests.builders import GB, MIB, make_profile, param
@@ -143,6 +145,21 @@ def test_an_emulated_link_that_this_host_cannot_keep_up_with_stays_as_it_was_ask
     run = replace(executed(flow, GB // 10), emulated=True)
     assert len(short_of(machine, run)) == 2
     assert rates(refined_by(planning, flow, run)[0]) == rates(flow)
+
+
+def test_a_proof_has_what_links_carried_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence for each run would hide what else is to be read."""
+    machine = replace(NODE, tiers=(NODE.fast, replace(NODE.tiers[1], kind="emulated", node=None)))
+    flow = Planning(Request(fast=8 * MIB), machine, machine.fast.capacity_bytes).planned(Dataflow(profile=TURNS))
+    run = replace(executed(flow, GB // 10), emulated=True)
+    told = SimpleNamespace(headline={}, machine=machine, executed=run)
+    over = SimpleNamespace(notes=("a note", *short_of(machine, run)), report=lambda *, bounded: told)
+    monkeypatch.setattr("sentinel.session.current", lambda: over)
+    found = trained_cell._told_by_session()
+    assert found["notes"] == ["a note"]
+    ends = sorted((each["source"], each["target"], each["kept_up"]) for each in found["links"])
+    assert ends == [("fast", "slow", False), ("slow", "fast", False)]
+    assert {each["asked_bytes_per_s"] for each in found["links"]} == {100 * GB}
 
 
 def test_without_an_amount_the_processes_of_a_node_have_equal_parts_of_what_it_has(

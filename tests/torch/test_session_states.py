@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sentinel.session.request import Request  # noqa: E402
 from sentinel.session.saved_plan import CheckingSavedPlan  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
 from sentinel.session.state import Over  # noqa: E402
+from sentinel.session.training_job import TrainingJob  # noqa: E402
 from sentinel.session.whole_step import MOST_ROUNDS, RecordingStep, WaitingForStep  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -108,6 +110,57 @@ def test_a_step_of_a_new_shape_that_does_not_end_takes_no_plan_away() -> None:
     begun = [*PROFILED, "RecordingStep", "ApplyingPlans"]
     assert session.seen == [*begun, "WaitingForStep", "RecordingStep", "ApplyingPlans", "ENDING", "ENDED"]
     assert session.context.follower.n_changes == 1
+
+
+def replay(session: Session, ticks: Sequence[str]) -> None:
+    """Layers end with these ticks, and no optimizer steps."""
+    for name in ticks:
+        held = torch.ones(1 << 18)
+        session.tick(name, "forward", "annotate")
+        del held
+
+
+def replaying(**asked: Any) -> Watched:
+    session = Watched(Request(**{"fast": "40%", "slow": "emulated:cxl-asic-x8", "tracker": "ops", **asked}), [], [])
+    session.open()
+    return session
+
+
+MANY = [f"layer {number}" for number in range(20)]
+
+
+@pytest.mark.parametrize("step", [["a", "b", *MANY], ["a", *MANY]], ids=["begins alike", "ends otherwise"])
+def test_a_step_many_times_as_long_as_the_cycle_is_recorded_though_no_optimizer_steps(
+    step: list[str], tmp_path: Path
+) -> None:
+    session = replaying()
+    replay(session, ["x", "y"])
+    files.save(session.end_profile(), tmp_path / "plan.json")
+    session.stop()
+    session = replaying(plan=tmp_path / "plan.json")
+    replay(session, ["a", "b"])
+    session.end_profile()  # too early: from now on a step of two layers is to be recorded
+    for _ in range(30):
+        replay(session, step)
+    session.stop()
+    assert session.seen[-3:] == ["ApplyingPlans", "ENDING", "ENDED"]
+    assert session.plan is not None
+    assert len(session.plan.layers) == len(step)
+
+
+def test_the_ticks_of_the_profiled_step_list_no_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, optimizers = [0], TrainingJob.optimizers
+
+    def counted(job: TrainingJob) -> Any:
+        listed[0] += 1
+        return optimizers.__get__(job)
+
+    session = replaying()
+    monkeypatch.setattr(TrainingJob, "optimizers", property(counted))
+    replay(session, MANY)
+    assert listed == [0]
+    session.end_profile()
+    session.stop()
 
 
 def test_a_saved_plan_is_checked_then_applied(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from sentinel.core.machine import TierSpec
+from sentinel.core.cost import transfer_ns
+from sentinel.core.machine import Link, TierSpec
 from sentinel.core.plan import USE_DTYPE
 from sentinel.core.run import OUTCOMES
 from sentinel.migration.backoff import FAILURES
@@ -18,14 +19,15 @@ from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.move import Move
-from sentinel.migration.mover import Moved, Outcome
+from sentinel.migration.mover import Moved, NativeMover, Outcome
 from sentinel.migration.mover_order import Order
 from sentinel.migration.moves import Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import PageAudit
 from sentinel.migration.run_recorder import RunRecorder
+from sentinel.tiers.emulated import EmulatedTier
 from sentinel.tiers.tier import HeldBlock, Job
-from tests.builders import make_profile, param, persistent_plan
+from tests.builders import GB, make_machine, make_profile, param, persistent_plan
 
 FAST, SLOW, LAST = range(3)
 NBYTES = 16 * 4096
@@ -221,6 +223,31 @@ def test_a_promotion_cancelled_behind_a_demotion_that_failed_leaves_the_block_wh
     stage.block_mover.collect()
     assert stage.where.tier[0] == FAST
     assert stage.where.slow_ns[LAYER] == 0
+
+
+@pytest.mark.needs("native")
+def test_a_promotion_behind_a_demotion_that_was_sent_further_takes_the_time_from_there() -> None:
+    machine = make_machine(promote=GB, demote=GB)
+    fast, slow = machine.tiers
+    links = (*machine.links, Link(FAST, LAST, GB // 50), Link(LAST, FAST, GB // 100))
+    machine = replace(machine, tiers=(fast, slow, replace(slow, name="last")), links=links)
+    mover = NativeMover(NBYTES, tiers=3)
+    mover.force(NBYTES)
+    mover.set_capacity(NBYTES - 1, SLOW)
+    tiers = [None, EmulatedTier(machine, SLOW, mover), EmulatedTier(machine, LAST, mover)]
+    moves = Moves(tiers, mover, Stage(FAST, tiers=3).where, lambda block: [])
+    down, up = Move(0, 1, 0, FAST, SLOW, NBYTES, "evict"), Move(0, 2, 0, SLOW, FAST, NBYTES, "prefetch")
+    for move in (down, up):
+        assert moves.begin([move]).under_way == [move]
+    moves.wait_for([up])
+    ended = moves.collect()
+    assert [(each.move.source, each.move.target, each.outcome) for each in ended] == [
+        (FAST, LAST, "done"),
+        (LAST, FAST, "done"),
+    ]
+    took = [transfer_ns(machine.link(source, target), NBYTES) for source, target in ((FAST, LAST), (LAST, FAST))]
+    assert [each.stop_ns - each.start_ns for each in ended] == took
+    mover.close()
 
 
 class Books(dict[int, Move]):

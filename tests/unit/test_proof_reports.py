@@ -129,6 +129,31 @@ def test_what_a_run_waited_for_its_own_threads_costs_no_ratio() -> None:
     assert not any("busy" in note for note in notes)
 
 
+def linked(*shares: float) -> list[dict[str, Any]]:
+    """What this host copied of 3 GB/s, in shares, over a link each."""
+    ends = {"source": "fast", "target": "slow", "asked_bytes_per_s": 3 * 10**9}
+    return [{**ends, "copied_bytes_per_s": round(share * 3e9), "kept_up": share > 0.9} for share in shares]
+
+
+def test_how_far_runs_were_below_emulated_links_is_one_sentence() -> None:
+    found = proof()
+    for told, shares in zip(found["cells"], ((), (0.95, 1.0), (0.6, 0.3), (0.5,)), strict=False):
+        told["links"] = linked(*shares)
+    said = [note for note in proof_tables.notes(found) if "emulated link" in note]
+    assert len(said) == 1
+    assert said[0].startswith("in 2 of the 3 runs that moved enough to tell")
+    assert "reached 30% to 95% of its rate, 50% in the median" in said[0]
+    assert said[0] in proof_page(found)
+    found["emulated_machine"] = True
+    assert not any("emulated link" in note for note in proof_tables.notes(found))
+
+
+def test_of_links_that_kept_up_nothing_is_said() -> None:
+    found = proof()
+    found["cells"][2]["links"] = linked(0.93, 1.0)
+    assert not any("emulated link" in note for note in proof_tables.notes(found))
+
+
 def test_an_emulated_machine_tells_no_time() -> None:
     found = proof(emulated_machine=True)
     assert all(row.step_ns is None and row.over_control is None for row in proof_rows.rows(found))

@@ -33,7 +33,7 @@ from sentinel.samples import (
     simulate,
     unit_costs,
 )
-from sentinel.samples.steady_reads import READ_NS, STAGED_NS
+from sentinel.samples.steady_reads import READ_NS, STAGED_NS, steady_feed
 from sentinel.samples.widest import widest
 from tests.sample_layouts import even, layout_of, permutation
 
@@ -339,6 +339,28 @@ def test_what_a_rank_plans_in_hardly_grows_with_the_number_of_ranks() -> None:
     same = plan(layout, order, room, Epoch(permutation(n, 0), permutation(n, 1), later=together))
     assert np.array_equal(found.stay_at, same.stay_at)
     assert np.array_equal(found.stay_until, same.stay_until)
+
+
+@pytest.mark.parametrize(
+    ("kind", "world"), [("exact", 1), ("exact", 3), ("exact", 64), ("windowed", 2), ("redirect", 1)]
+)
+def test_a_second_epoch_is_predicted_as_whole_permutations_plan_it_in_little_memory(kind: str, world: int) -> None:
+    """With 64 ranks it looks 128 epochs ahead; all samples of each take 8 bytes a sample."""
+    layout = even(512, 64)
+    order = Order(kind, world=world, rank=world - 1)
+    room_bytes = layout.nbytes if world == 64 else layout.nbytes // 4
+    tracemalloc.start()
+    try:
+        found = steady_feed(layout, room_bytes, order)
+        assert tracemalloc.get_traced_memory()[1] < 600 * layout.n_samples
+    finally:
+        tracemalloc.stop()
+    chance, room = np.random.Generator(np.random.PCG64(0)), Room.of(layout, room_bytes)
+    orders = [chance.permutation(layout.n_samples) for _ in range(2 + epochs_ahead(layout, order, room))]
+    planned = plan(layout, order, room, Epoch(orders[0], orders[1], later=orders[2:-1]))
+    if kind == "exact":
+        planned = plan(layout, order, room, Epoch(orders[1], orders[2], later=orders[3:]), planned)
+    assert found == simulate(layout, planned)
 
 
 def test_plans_of_all_ranks_are_those_of_their_version() -> None:

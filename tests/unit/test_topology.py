@@ -10,7 +10,7 @@ from sentinel.cli import doctor
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import format_bytes
-from sentinel.system.topology import Topology, topology
+from sentinel.system.topology import Topology, topology, untold_bytes
 from sentinel.tiers import PRESETS, choice, machine_for
 from sentinel.tiers.presets import MOVER_BYTES_PER_S
 
@@ -80,6 +80,19 @@ def test_the_only_node_has_what_the_host_has_where_it_tells_of_less(tree: Tree) 
     assert (node.total_bytes, node.free_bytes) == (128 * GIB, 3 * GIB)
     host = tree.online("0-1").node(0, "0-15", "10 20", free_gib=3).node(1, "", "20 10", free_gib=2).read()
     assert [(node.total_bytes, node.free_bytes) for node in host.nodes] == [(4 * GIB, 3 * GIB), (4 * GIB, 2 * GIB)]
+
+
+def test_doctor_says_where_several_nodes_tell_of_less_than_the_host_has(tree: Tree) -> None:
+    tree.online("0-1").node(0, "0-15", "10 20").node(1, "", "20 10")
+    for gib, said in ((126, True), (9, True), (8, False), (4, False)):
+        tree.write("proc/meminfo", f"MemTotal: {gib << 20} kB\n")
+        host = tree.read()
+        untold = doctor.untold_memory(host, untold_bytes(host, tree.root))
+        assert bool(untold) == said, gib
+        if said:
+            assert f"the nodes tell of 8.00 GiB, and the host has {gib}.00 GiB" in untold
+    host = tree.online("0").read()  # which has all that the host has
+    assert untold_bytes(host, tree.root) == 0
 
 
 def test_free_memory_includes_what_the_kernel_gives_up(tree: Tree) -> None:
