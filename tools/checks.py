@@ -34,7 +34,8 @@ PYTEST = (".venv/bin/python", "-m", "pytest", "--durations=15", "--hypothesis-se
 LONG, NOT_LONG = ("-m", "long"), ("-m", "not long")
 # By folder, so that tests/unit, whose files are all quick, comes last and no process waits long for the other.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-# Idle threads of two processes' operators would otherwise spin on the cores that the other process could use.
+# In all jobs: two lanes share the cores, and idle threads of one process's operators would otherwise spin on the core
+# that the other could use.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
 # Kept by what the jobs start, hundreds of processes: without it each compiles all of Sentinel again, in an emulated
 # machine for half a minute. What such a machine needs is made beforehand: it brings nothing back.
@@ -131,7 +132,7 @@ class Job:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**inherited, **self.environment},
+                env={**NO_SPINNING, **inherited, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -188,7 +189,7 @@ def jobs() -> list[Job]:
         Job("lint and types", "host", ("make", "lint")),
         Job("demo", "host", (".ci/demo",)),
         Job("reference", "host", ("make", "docs")),
-        Job("tests", "host", (*here, *SIDE_BY_SIDE, *own), NO_SPINNING, alone=here),
+        Job("tests", "host", (*here, *SIDE_BY_SIDE, *own), alone=here),
         Job("without torch", "host", (".ci/without-torch",)),
         Job("source distribution", "host", (".ci/source-distribution",)),
         Job("native", "machines", ("make", "native-test", f"NATIVE_BUILDS={SANITIZERS}")),

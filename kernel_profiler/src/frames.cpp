@@ -50,8 +50,7 @@ int open_all(sn_frames &f, const sn_frames_request &request, const char **step) 
   error = f.lanes.start(&f.file, request.readers, request.writers);
   if (error != 0) return error;
   *step = "watching signals and forks";
-  error = sn::guard_signals();
-  if (error == 0) error = sn::frames_watch_forks();
+  error = sn::frames_watch_forks();
   if (error == 0) error = sn::guard_add(&f);
   if (error == 0) error = sn::frames_register(&f, true);
   return error;

@@ -201,10 +201,9 @@ struct Leaver {
 };
 std::vector<Leaver> leavers(sn_frames &f, size_t most);
 
-// frames_guard.cpp: handlers of SIGSEGV and SIGBUS.
-int guard_signals();
+// frames_guard.cpp: handlers of SIGSEGV and SIGBUS, from the first frames until the last ones are removed.
 int guard_add(sn_frames *f);  // -ENFILE: too many
-void guard_remove(sn_frames *f);
+void guard_remove(sn_frames *f);  // also where it was not added
 
 // frames_fork.cpp
 int frames_watch_forks();

@@ -1,5 +1,5 @@
-// Handlers of signals: a store that meets an instant waits for its end, and bytes that the disk has lost are named before
-// the program ends. Whatever else comes goes to whoever handled it before.
+// Handlers of signals, while there are frames: a store that meets an instant waits for its end, and bytes that the disk has
+// lost are named before the program ends. Whatever else comes goes to whoever handled it before.
 #include <errno.h>
 #include <linux/futex.h>
 #include <signal.h>
@@ -103,32 +103,53 @@ void on_bus(int number, siginfo_t *info, void *context) {
   errno = kept;
 }
 
-int install(int number, void (*handler)(int, siginfo_t *, void *), struct sigaction *before) {
+struct Handler {
+  int number;
+  void (*ours)(int, siginfo_t *, void *);
+  struct sigaction *before;
+  bool there;  // in place, or somewhere below one that passes on to it
+};
+pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
+Handler handlers[] = {{SIGSEGV, on_segv, &before_segv, false}, {SIGBUS, on_bus, &before_bus, false}};
+
+bool is_ours(const Handler &handler, const struct sigaction &action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == handler.ours;
+}
+
+// A second time would put it above others that pass on to it; or above itself, where somebody has put it back since.
+int install(Handler &handler) {
+  struct sigaction now;
+  if (sigaction(handler.number, nullptr, &now) != 0) return -errno;
+  if (handler.there || is_ours(handler, now)) {
+    handler.there = true;
+    return 0;
+  }
   struct sigaction action = {};
-  action.sa_sigaction = handler;
+  action.sa_sigaction = handler.ours;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
   sigemptyset(&action.sa_mask);
-  // Read before it is replaced: the handler may run at once.
-  if (sigaction(number, nullptr, before) != 0 || sigaction(number, &action, nullptr) != 0) return -errno;
+  *handler.before = now;  // before it is replaced: the handler may run at once
+  if (sigaction(handler.number, &action, nullptr) != 0) return -errno;
+  handler.there = true;
   return 0;
 }
 
-int install_both() {
-  const int error = install(SIGSEGV, on_segv, &before_segv);
-  return error != 0 ? error : install(SIGBUS, on_bus, &before_bus);
+// What was there before is there again. Where somebody has put another one above ours, all stay.
+void restore(Handler &handler) {
+  struct sigaction now;
+  if (!handler.there || sigaction(handler.number, nullptr, &now) != 0) return;
+  if (!is_ours(handler, now)) return;
+  if (sigaction(handler.number, handler.before, nullptr) == 0) handler.there = false;
 }
 
 }  // namespace
 
 namespace sn {
 
-// Once: a second time would put these handlers above others that pass on to them.
-int guard_signals() {
-  static const int installed = install_both();
-  return installed;
-}
-
 int guard_add(sn_frames *f) {
+  Lock lock(&changing);
+  for (Handler &handler : handlers)
+    if (const int error = install(handler); error != 0) return error;
   for (Watched &each : watched) {
     sn_frames *nobody = nullptr;
     if (!each.frames.compare_exchange_strong(nobody, f)) continue;
@@ -140,12 +161,18 @@ int guard_add(sn_frames *f) {
 }
 
 void guard_remove(sn_frames *f) {
+  Lock lock(&changing);
+  bool others = false;
   for (Watched &each : watched) {
-    if (each.frames.load() != f) continue;
-    each.base.store(0);  // the first
-    each.end.store(0);
-    each.frames.store(nullptr);
+    if (each.frames.load() == f) {
+      each.base.store(0);  // the first
+      each.end.store(0);
+      each.frames.store(nullptr);
+    }
+    others = others || each.frames.load() != nullptr;
   }
+  if (others) return;
+  for (Handler &handler : handlers) restore(handler);
 }
 
 }  // namespace sn

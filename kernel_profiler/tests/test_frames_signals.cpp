@@ -1,4 +1,5 @@
-// The handlers take what is theirs, and pass on what is not: a wrong access is as visible as ever.
+// The handlers take what is theirs, and pass on what is not: a wrong access is as visible as ever. They go with the last
+// frames.
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -32,6 +33,46 @@ int signal_of(Access access) {
   seen = 0;
   if (sigsetjmp(back, 1) == 0) access();
   return seen;
+}
+
+// What the kernel calls at a signal; nullptr: it ends the program.
+void *called(int number) {
+  struct sigaction now = {};
+  CHECK(sigaction(number, nullptr, &now) == 0);
+  return (now.sa_flags & SA_SIGINFO) != 0 ? reinterpret_cast<void *>(now.sa_sigaction)
+                                          : reinterpret_cast<void *>(now.sa_handler);
+}
+
+// Handlers are there as long as frames are, of whichever pool; then what was there before is there again.
+void check_put_back() {
+  void *const usual = reinterpret_cast<void *>(on_signal);
+  for (const int number : {SIGSEGV, SIGBUS}) CHECK(called(number) == usual);
+  for (int i = 0; i < 2; i++) {
+    sn_frames *first = open_frames(request_of(1, 1, 1)), *second = open_frames(request_of(1, 1, 1));
+    for (const int number : {SIGSEGV, SIGBUS}) CHECK(called(number) != usual);
+    close_frames(first);
+    for (const int number : {SIGSEGV, SIGBUS}) CHECK(called(number) != usual);
+    close_frames(second);
+    for (const int number : {SIGSEGV, SIGBUS}) CHECK(called(number) == usual);
+  }
+  // One that was put above ours passes on to it: both stay, and ours is not put above that one, also for other frames.
+  sn_frames *frames = open_frames(request_of(1, 1, 1));
+  struct sigaction above = {}, ours = {};
+  above.sa_handler = SIG_IGN;
+  CHECK(sigaction(SIGBUS, &above, &ours) == 0);
+  close_frames(frames);
+  CHECK(called(SIGBUS) == reinterpret_cast<void *>(SIG_IGN) && called(SIGSEGV) == usual);
+  frames = open_frames(request_of(1, 1, 1));
+  CHECK(called(SIGBUS) == reinterpret_cast<void *>(SIG_IGN) && called(SIGSEGV) != usual);
+  CHECK(sigaction(SIGBUS, &ours, nullptr) == 0);
+  close_frames(frames);
+  for (const int number : {SIGSEGV, SIGBUS}) CHECK(called(number) == usual);
+  // Put back by somebody who had kept it, after it had gone: it is not put above itself, to pass on for ever.
+  CHECK(sigaction(SIGBUS, &ours, nullptr) == 0);
+  frames = open_frames(request_of(1, 1, 1));
+  CHECK(signal_of([] { raise(SIGBUS); }) == SIGBUS);
+  close_frames(frames);
+  for (const int number : {SIGSEGV, SIGBUS}) CHECK(called(number) == usual);
 }
 
 void store(uint64_t address) { *reinterpret_cast<volatile char *>(address) = 1; }
@@ -75,5 +116,6 @@ int main() {
   CHECK(munmap(elsewhere, kPage) == 0);
   close_frames(frames);
   CHECK(signal_of([=] { store(base); }) == SIGSEGV);
+  check_put_back();
   return 0;
 }

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
+from sentinel.profiler import hooks
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
 
 LEAST_IN_A_ROW = 8
@@ -25,7 +26,7 @@ class StepEnds:
 
     def __init__(self, ended: Callable[[], object]) -> None:
         self._ended = ended
-        self._hook: RemovableHandle | None = None
+        self._watches = False
         self._thread = 0
         self._other, self._in_a_row = 0, 0  # a thread that does not train, and its steps since the last of another
         self._steps: list[OptimizerStep] = []
@@ -34,18 +35,18 @@ class StepEnds:
 
     def watch(self) -> None:
         """From now on, of all optimizers of the process."""
-        if self._hook is None:
-            self._hook = register_optimizer_step_post_hook(self._after)
+        if not self._watches:
+            self._watches = True
+            register_optimizer_step_post_hook(hooks.Owned(self, self._after))
 
     def leave(self) -> None:
         """No more, and nothing is kept of them."""
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook = None
+        self._watches = False
+        hooks.remove_all_of(self, torch_optimizer._global_optimizer_post_hooks)
         self._follow(0)
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._hook is None or not self._trains(threading.get_ident()):  # an interrupt came before the hook was known
+        if not self._watches or not self._trains(threading.get_ident()):  # it left while a step was under way
             return
         if not self._expected(optimizer):
             self._look(optimizer)

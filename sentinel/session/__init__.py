@@ -115,8 +115,9 @@ def start_profile(
         asked, models, optimizers
     )
     _settle_vector_math()
-    before, RUNTIME.last = RUNTIME.last, session
+    before = RUNTIME.last
     try:
+        RUNTIME.last = session
         session.open()
     except BaseException:
         if RUNTIME.sink is not session:  # else it is whole, or is ended by the next call: the interrupt came after it

@@ -11,17 +11,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
+from torch.optim import optimizer as torch_optimizer  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sentinel  # noqa: E402
 from sentinel.core.granule_uses import READS, granule_uses  # noqa: E402
 from sentinel.core.units import parse_bytes  # noqa: E402
+from sentinel.profiler import step_ends  # noqa: E402
 from sentinel.reports.sections.storage_table import TITLE  # noqa: E402
 from sentinel.runtime import RUNTIME  # noqa: E402
 from sentinel.session.fused_steps import FUSED, one_by_one  # noqa: E402
@@ -652,6 +655,7 @@ POINTS = [
     (FileTier, "begin", True),
     (PassiveSession, "add", True),
     (FramedTensors, "end", False),
+    (step_ends, "register_optimizer_step_post_hook", True),
 ]
 
 
@@ -662,7 +666,7 @@ def begin_and_stop(folder: Path) -> None:
 
 @pytest.mark.parametrize(("owner", "name", "after"), POINTS)
 def test_an_interrupt_as_it_begins_leaves_nothing(
-    owner: type, name: str, after: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, after: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real: Callable[..., Any] = getattr(owner, name)
     came: list[str] = []
@@ -685,11 +689,42 @@ def test_an_interrupt_as_it_begins_leaves_nothing(
     assert came
     assert not sentinel.active()
     assert RUNTIME.memory is None
+    assert not torch_optimizer._global_optimizer_post_hooks
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert "memfd:sentinel-frames" not in Path("/proc/self/maps").read_text()
     session = begin(folder)
     held = torch.ones(1 << 20)
     assert frames_of(session).live_bytes == held.nbytes
+
+
+def test_wherever_a_start_is_interrupted_the_last_session_is_one_that_began(folder: Path) -> None:
+    code, line, left = sentinel.session.start_profile.__code__, 0, 0
+
+    def follow(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code is not code:
+            return None
+        left -= event == "line"
+        if left == 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return follow
+
+    whole = False
+    while not whole:
+        before, traced, line = RUNTIME.last, sys.gettrace(), line + 1
+        left = line
+        sys.settrace(follow)
+        try:
+            begin(folder)
+            whole = True
+        except KeyboardInterrupt:
+            assert RUNTIME.last is (RUNTIME.sink or before)
+        finally:
+            sys.settrace(traced)
+        if sentinel.active():
+            sentinel.stop()
+    assert line > 10, "lines of start_profile are many"
 
 
 def test_an_end_that_was_interrupted_is_finished_by_the_next_call(

@@ -1,11 +1,12 @@
 """Interrupts a session at every line, and prints what came of it.
 
     python -m tools.interrupts --tracker pagemap                  every line in every part of a life that runs it: hours
+    python -m tools.interrupts --slow file                        the same where slow memory is a file
     python -m tools.interrupts --once                             every line once, in a part chosen by --seed
     python -m tools.interrupts --sample 40 --seed 3               some of them
     python -m tools.interrupts --once --json all.json             keeps each outcome
     python -m tools.interrupts --once --json all.json --resume    goes on where that was interrupted
-    python -m tools.interrupts --markdown page.md                 writes a page with the table, machine and versions
+    python -m tools.interrupts --markdown page.md                 writes its part of a page: table, machine and versions
 
 Tells every few seconds how far it is. Exit code 1 where something was left behind, a second session did not run, or
 training differed from stock; 130 after Ctrl-C, with the table of what there is.
@@ -17,54 +18,55 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch: a process with threads of its own cannot be forked for each line
 
-from benchmarks._bench import commit, machine, versions  # noqa: E402
+from benchmarks._bench import ROOT, commit, machine, versions  # noqa: E402
+from benchmarks._page_parts import between  # noqa: E402
+from sentinel.system.disks import disk_of  # noqa: E402
 from tools.interrupts.cases import CaseServer, table  # noqa: E402
-from tools.interrupts.life import Outcome, Place  # noqa: E402
+from tools.interrupts.interrupter import Place  # noqa: E402
+from tools.interrupts.kinds import EmulatedLife, FileLife  # noqa: E402
+from tools.interrupts.life import Life, Outcome  # noqa: E402
 
 TELL_EVERY_S = 2
-ABOUT = """\
-# A session interrupted line by line
-
-Ctrl-C may come at any moment. Here a KeyboardInterrupt is raised once at each line of Sentinel that one kind of session
-runs: on an emulated tier, without a saved plan, without NUMA nodes and without a file as slow memory. What only other
-sessions run was not interrupted.
-
-A *life* is one session in a process of its own: `start_profile()`, a watched step, `end_profile()`, steps that are
-watched again, applied steps, `stop()`. In each life the interrupt is raised at one line, and the program catches it and
-goes on. A row of the table sums up the lives whose line is in that file:
-
-- *reached*: lives in which the line ran, and so was interrupted. The others ran as their module was imported, which
-  was done before.
-- *went on*: the session went on after the interrupt. In the other lives it ended.
-- *cut a step*: the interrupt ended the optimizer's step early, as Ctrl-C does in stock training.
-- *wrong*: at least one of these is true after the next call to Sentinel. Something is left behind (a mapping, a
-  descriptor, a thread, a hook, a log that grows). A second session does not run to its report. Losses or parameters
-  differ by a bit from those of stock training whose step was cut at the same parameter.
-"""
+EMULATED, FILE = "emulated", "file"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.interrupts", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tracker", default="pagemap")
+    parser.add_argument("--slow", choices=(EMULATED, FILE), default=EMULATED, help="where slow memory is")
+    parser.add_argument("--tracker", default="pagemap", help="of pages; a file needs none")
+    parser.add_argument("--directory", type=Path, help="for files; without it, for temporary ones")
     parser.add_argument("--once", action="store_true", help="each line in one part only of those that run it")
     parser.add_argument("--sample", type=int, help="so many lines, chosen by --seed; without it, all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--resume", action="store_true", help="keep what --json has; only the other lines are run")
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--markdown", type=Path, help="a page; what it has of lives of the other kind stays")
     given = parser.parse_args()
+    if given.markdown:
+        try:
+            _page(given, [])
+        except ValueError as error:  # now, not after an hour
+            parser.error(f"--markdown: {error}")
     kept = _kept(parser, given)
+    with tempfile.TemporaryDirectory(dir=_disk(given.directory)) as folder:
+        return _run(given, kept, _maker(given, Path(folder)))
+
+
+def _run(given: argparse.Namespace, kept: dict[Place, Outcome], make: Callable[[], Life]) -> int:
     began = time.monotonic()
     sys.stderr.write("one life without an interrupt, to learn its lines\n")
-    server = CaseServer(given.tracker)
+    server = CaseServer(make)
     known = len(server.places())
     places = server.lines(given.seed) if given.once else server.places(given.sample, given.seed)
     which = "all" if len(places) == known else f"{len(places)} of them, seed {given.seed}"
@@ -72,22 +74,35 @@ def main() -> int:
     todo = [place for place in places if place not in kept]
     found = kept | server.run(todo, given.jobs, Progress(len(todo)))
     outcomes = {place: found[place] for place in places if place in found}
-    text, wrong = table(outcomes, given.tracker)
+    text, wrong = table(outcomes)
     ended = f"{len(outcomes)} lives, of {known} places, in {time.monotonic() - began:.0f} s"
     sys.stdout.write(f"{text}\n{ended}\n")
     if given.json:
         rows = [{"place": place, **asdict(outcome)} for place, outcome in outcomes.items()]
         given.json.write_text(json.dumps({**_asked(given), "rows": rows}, indent=1))
     if given.markdown:
-        given.markdown.write_text(f"{ABOUT}\n{_made_by(given, list(outcomes.values()), known)}\n\n{text}\n")
+        lines = [_made_by(given, list(outcomes.values()), known), "", text]
+        given.markdown.write_text(_page(given, lines))
     if len(outcomes) < len(places):
         return 130
     return 1 if wrong else 0
 
 
+def _maker(given: argparse.Namespace, folder: Path) -> Callable[[], Life]:
+    return partial(FileLife, folder) if given.slow == FILE else partial(EmulatedLife, given.tracker)
+
+
+def _disk(directory: Path | None) -> Path:
+    """The directory, or one that is on a disk where there is one."""
+    if directory is not None:
+        return directory
+    usual = Path(tempfile.gettempdir())
+    return ROOT if disk_of(usual).in_memory else usual
+
+
 def _asked(given: argparse.Namespace) -> dict[str, str]:
     """What outcomes that belong together have in common."""
-    return {"tracker": given.tracker, "commit": commit()}
+    return {"slow": given.slow, "tracker": given.tracker, "commit": commit()}
 
 
 def _kept(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[Place, Outcome]:
@@ -96,9 +111,9 @@ def _kept(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[Pl
         return {}
     if given.json is None or not given.json.exists():
         parser.error("--resume: name with --json the file of the run to go on with")
-    told = json.loads(given.json.read_text())
-    if (before := {name: told.get(name) for name in ("tracker", "commit")}) != _asked(given):
-        parser.error(f"--resume: {given.json} is of {before}, this is {_asked(given)}: run without --resume")
+    told, asked = json.loads(given.json.read_text()), _asked(given)
+    if (before := {name: told.get(name) for name in asked}) != asked:
+        parser.error(f"--resume: {given.json} is of {before}, this is {asked}: run without --resume")
     rows = [(tuple(row.pop("place")), row) for row in told["rows"]]
     return {place: Outcome(**row) for place, row in rows}
 
@@ -122,15 +137,28 @@ class Progress:
         sys.stderr.flush()
 
 
+def _page(given: argparse.Namespace, lines: list[str]) -> str:
+    """The page, with these lines where lives of this kind are; one that is not there yet has nothing else.
+
+    Raises ValueError where a page has no place for them.
+    """
+    where = "in a file" if given.slow == FILE else "on an emulated tier"
+    begin = f"<!-- slow memory {where}: made by `python -m tools.interrupts` -->"
+    end = f"<!-- end of slow memory {where} -->"
+    page = given.markdown.read_text() if given.markdown.exists() else f"{begin}{end}\n"
+    return between(page, begin, end, lines)
+
+
 def _made_by(given: argparse.Namespace, outcomes: list[Outcome], known: int) -> str:
     """When, where and by which command a table was made."""
+    which = f"--slow {FILE}" if given.slow == FILE else f"--tracker {given.tracker}"
     seed = "" if given.sample is None else f" --sample {given.sample} --seed {given.seed}"
     seed = f" --once --seed {given.seed}" if given.once else seed
     reached = sum(outcome.raised for outcome in outcomes)
     about = machine()
     on = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
     return (
-        f"Made by `python -m tools.interrupts --tracker {given.tracker}{seed}` on {time.strftime('%Y-%m-%d')}"
+        f"Made by `python -m tools.interrupts {which}{seed}` on {time.strftime('%Y-%m-%d')}"
         f", commit {commit()}.\n{len(outcomes):,} lives, of which {reached:,} reached their line and were"
         f" interrupted there; a life has {known:,} places, each a line in a part of it.\n"
         f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}; {on}."

@@ -18,17 +18,18 @@ from dataclasses import asdict
 import torch
 
 from sentinel.profiler import torch_shim
-from tools.interrupts.life import Outcome, Place, live
+from tools.interrupts.interrupter import Place
+from tools.interrupts.life import Life, Outcome, live
 
 LONGEST_SECONDS = 300
 """A life that takes longer hangs: it is ended, and that is wrong."""
 
 
 class CaseServer:
-    """Runs lives under one page tracker. The process that makes it must not have had a session."""
+    """Runs lives of one kind. The process that makes it must not have had a session."""
 
-    def __init__(self, tracker: str) -> None:
-        self._tracker = tracker
+    def __init__(self, make: Callable[[], Life]) -> None:
+        self._make = make
         torch.set_num_threads(1)
         torch_shim.library()
         plain = self._wait(*self._begin(None))
@@ -89,7 +90,7 @@ class CaseServer:
         os.close(reading)
         known = set(sys.modules)
         try:
-            outcome = live(self._tracker, target)
+            outcome = live(self._make, target)
         except BaseException as error:
             outcome = Outcome(raised=True, wrong=[f"{type(error).__name__}: {error}"])
         if target is None:
@@ -114,7 +115,7 @@ class CaseServer:
         return Outcome(**found)
 
 
-def table(outcomes: dict[Place, Outcome], tracker: str) -> tuple[str, int]:
+def table(outcomes: dict[Place, Outcome]) -> tuple[str, int]:
     """Markdown, a row a file, and how many lives went wrong."""
     rows: dict[str, Counter[str]] = {}
     for (_, file, _), outcome in outcomes.items():
@@ -126,7 +127,7 @@ def table(outcomes: dict[Place, Outcome], tracker: str) -> tuple[str, int]:
         row["wrong"] += bool(outcome.wrong)
     columns = ("lines", "reached", "went on", "cut a step", "wrong")
     total = sum(rows.values(), Counter[str]())
-    lines = [f"Tracker `{tracker}`.", "", f"| file | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+    lines = [f"| file | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
     for name, row in [*sorted(rows.items()), ("**all**", total)]:
         lines.append(f"| {name} | {' | '.join(str(row[column]) for column in columns)} |")
     for place, outcome in outcomes.items():
