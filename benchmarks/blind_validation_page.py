@@ -50,8 +50,8 @@ Predicted is the ratio of a step to one with everything fast. It comes from a ru
 how fast this host copies beside {beside}: {links}.{lost} Plans are carried out as they were saved, {executed_links}. A
 process that trains plainly and those that follow plans take turns, and each turn is held against the plain ones before
 and after it. Predicted is that a step waits for each move that is late. A session tries whether it is faster to go on
-without ([decision 77](decisions/0077-a-trial-decides-on-evidence.md)), which no prediction knows of: plans that are late
-often, such as those of `capuchin` and `next-use`, may be predicted too slow for it.
+without ([decision 77](decisions/0077-a-trial-decides-on-evidence.md)), which no prediction knows of: plans that are
+late often, such as those of `capuchin` and `next-use`, may be predicted too slow for it.
 """
 _TABLE = """
 Each error is predicted over executed, less one: of the ratio, and of the time that slow memory adds, which is left out
