@@ -171,6 +171,9 @@ SN_API int sn_placement_huge(uint64_t count, const uint64_t *offsets, const uint
  * Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */
 SN_API int sn_reserve(uint64_t offset, uint64_t nbytes);
 SN_API int sn_release(uint64_t offset, uint64_t nbytes);
+/* Drops those whole pages of [offset, offset + nbytes) that nobody has: their bytes, or -errno. Pages of it that tenants have are
+ * dropped as these are freed. Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */
+SN_API int64_t sn_placement_discard(uint64_t offset, uint64_t nbytes);
 /* Returns all free pages of the arena to the system, reserving them meanwhile. Bytes, or -errno. Any thread. */
 SN_API int64_t sn_placement_release(void);
 /* Bytes of the range that are taken now, by tenants or reservations; any thread. */
@@ -239,6 +242,8 @@ typedef struct sn_moved {
   int32_t outcome;      /* SN_MOVE_DONE ... */
   int32_t error;        /* positive errno of what failed first */
   uint64_t target;      /* tier to which it went: the job's target or its spare one */
+  uint64_t bound;       /* 1: pages of the block that nobody has touched are born where it went, see
+                         * sn_mover_bind_untouched */
 } sn_moved;
 
 typedef struct sn_held {
@@ -303,6 +308,10 @@ SN_API int sn_mover_take_in(sn_mover *mover, int tier, uint64_t nbytes);
 /* Of one tier; slower ones have no limit at first. What a tier holds beyond it counts as overflow. Demotions wait for
  * room in a slower one while promotions make some; without any they go to their spare tier. */
 SN_API int sn_mover_set_capacity(sn_mover *mover, int tier, uint64_t nbytes);
+/* Node jobs: a page that nobody has touched cannot move. While this is asked for (`whether`; at first it is not), a job that
+ * meets such pages gives all its spans the memory policy "preferably on its node", by which they are born, and says so:
+ * `bound`. Whoever asks for it gives the addresses another policy when the block no longer has them. */
+SN_API int sn_mover_bind_untouched(sn_mover *mover, int whether);
 /* Copies the accounts; the high-water marks restart from now if `restart`. */
 SN_API int sn_mover_held(sn_mover *mover, sn_held *out, int restart);
 /* Forks of this process since it made its first mover. A page that is written after one, while the child shares

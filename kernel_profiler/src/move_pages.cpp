@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "policy.h"
 #include "sentinel.h"
 #include "system.h"
 
@@ -21,6 +22,7 @@ constexpr uint64_t kAttempts = 4;  // in a row that move nothing
 constexpr uint64_t kPauseNs = 100000;  // grows with each attempt: a page is busy while someone holds it
 constexpr long kMove = 2;     // MPOL_MF_MOVE: pages that only this process maps
 constexpr long kMoveAll = 4;  // MPOL_MF_MOVE_ALL: those that forked children map too; needs CAP_SYS_NICE
+constexpr int kPreferred = 1;  // MPOL_PREFERRED: on a node, or on others where that is full
 
 using Batch = sn::Workbench;
 
@@ -48,6 +50,35 @@ int query(Batch &batch) {
 }
 
 bool absent(int status) { return status == -ENOENT || status == -EFAULT; }  // -EFAULT until 6.11
+
+// Whether the kernel took it, for one of the spans at least, that their pages are born on `node` from now on.
+bool bind(const std::vector<sn_span> &spans, int node) {
+  constexpr int kBits = 8 * sizeof(sn::MemoryPolicy::nodes[0]);
+  if (node < 0 || node >= static_cast<int>(sn::kPolicyNodes)) return false;
+  sn::MemoryPolicy policy;
+  policy.mode = kPreferred;
+  policy.nodes[node / kBits] = 1ul << node % kBits;
+  bool any = false;
+  for (const sn_span &span : spans) any |= sn::policy_apply(policy, span.address, span.nbytes) == 0;
+  return any;
+}
+
+// A page that nobody has touched cannot move: from now on those of its block are born where the others go. Returns whether
+// there were any. Somebody may have touched them before they were bound, so the batch is asked for again.
+bool bind_untouched(const Journey &journey, const Batch &batch) {
+  if (!journey.route.binds_untouched->load(std::memory_order_relaxed)) return false;
+  const sn::PageOrder *last = nullptr;
+  bool bound = false;
+  for (size_t i = 0; i < batch.pages.size(); ++i) {
+    sn::PageOrder &order = *batch.owners[i];
+    if (&order == last || !absent(batch.status[i])) continue;
+    last = &order;
+    if (order.fate.bound) continue;  // in an earlier batch
+    order.fate.bound = bind(order.spans, journey.route.node);
+    bound |= order.fate.bound;
+  }
+  return bound;
+}
 
 // Takes the pages that need no move out of the batch, and counts them. `why`, if given, is what the move just made
 // said of each, and stays aligned. A page that it says moved counts as moved wherever it is by now: a write after a
@@ -140,6 +171,7 @@ void move_batch(Journey &journey, Batch &batch) {
   std::vector<int> &why = batch.why;
   why.clear();
   int error = query(batch);
+  if (error == 0 && bind_untouched(journey, batch)) error = query(batch);
   if (error == 0) settle(journey, batch, false, nullptr);
   if (error == 0 && journey.huge_pages) error = move_huge_pages(journey, batch);
   uint64_t idle = 0;

@@ -16,6 +16,7 @@ struct PageFate {
   uint64_t absent_bytes = 0;   // never touched: on no node
   uint64_t failed_bytes = 0;   // stayed elsewhere
   int error = 0;               // why, of the first page that stayed; 0 if none did
+  bool bound = false;          // its untouched pages are born on the node from now on
 };
 
 struct PageOrder {
@@ -40,6 +41,7 @@ struct PageRoute {
   uint64_t bytes_per_s;                // 0: as fast as it goes
   const std::atomic<bool> *abandoned;  // looked at between batches
   std::atomic<uint32_t> *without_huge;  // journeys in a row that met no huge page; kept up to date here
+  const std::atomic<bool> *binds_untouched;  // whether pages that nobody has touched are to be born on the node
 };
 
 // Carries out `first` and those that go along together, their pages in the same system calls, and fills in their

@@ -295,6 +295,12 @@ extern "C" int sn_mover_set_capacity(sn_mover *m, int tier, uint64_t nbytes) {
   return 0;
 }
 
+extern "C" int sn_mover_bind_untouched(sn_mover *m, int whether) {
+  if (m->inert()) return -ECHILD;
+  m->binds_untouched.store(whether != 0, std::memory_order_relaxed);
+  return 0;
+}
+
 extern "C" int sn_mover_held(sn_mover *m, sn_held *out, int restart) {
   if (m->inert()) return -ECHILD;
   Lock lock(&m->mutex);

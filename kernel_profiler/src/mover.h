@@ -87,6 +87,7 @@ struct sn_mover {
   bool half_duplex = false;
   std::atomic<bool> stopping{false};
   std::atomic<uint32_t> without_huge{0};
+  std::atomic<bool> binds_untouched{false};
   sn::Accounts accounts;
   uint64_t births_waiting = 0;
   uint64_t goes_first = 0;  // unfinished jobs that promotions wait for

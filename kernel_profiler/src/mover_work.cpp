@@ -83,6 +83,7 @@ sn_moved fate_of(const Job &job) {
   sn_moved moved{};
   moved.moved_bytes = fate.moved_bytes;
   moved.error = fate.error;
+  moved.bound = fate.bound;
   const uint64_t failed = std::min(fate.failed_bytes, job.spec.nbytes);
   moved.held[job.spec.target] = job.spec.nbytes - failed;
   moved.held[job.spec.source] = failed;
@@ -103,8 +104,8 @@ void run_nodes(sn_mover &m, int direction, sn::Jobs &jobs) {
   }
   uint64_t errors[SN_ERRNO_COUNT] = {};
   const uint64_t start_ns = sn_now_ns();
-  sn::move_pages(&jobs.front().order, {first.node, first.bytes_per_s, &m.stopping, &m.without_huge}, m.bench[direction],
-                 errors);
+  const sn::PageRoute route{first.node, first.bytes_per_s, &m.stopping, &m.without_huge, &m.binds_untouched};
+  sn::move_pages(&jobs.front().order, route, m.bench[direction], errors);
   const uint64_t stop_ns = sn_now_ns();
   for (Job &job : jobs) {
     job.moved = fate_of(job);

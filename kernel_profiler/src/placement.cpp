@@ -25,7 +25,8 @@ struct Arena {
   uint64_t committed = 0;
   std::atomic<uint64_t> *words = nullptr;
   uint64_t *sizes = nullptr;  // bytes as requested, at a tenant's first granule
-  uint64_t words_bytes = 0, sizes_bytes = 0;
+  std::atomic<uint64_t> *due = nullptr;
+  uint64_t words_bytes = 0, sizes_bytes = 0, due_bytes = 0;
   int32_t layer = -1;  // -1: unsynchronised
   int32_t cursor = 0;  // the slot after the last one asked for: an unsynchronised look-ahead starts there
 };
@@ -34,6 +35,8 @@ Arena arena;
 sn::Immortal<sn::Tables> kept_tables;
 sn::Tables &tables = kept_tables.value;
 sn::Bitmap bitmap;
+sn::Bitmap due;  // pages that are to be discarded once nobody has them
+std::atomic<bool> any_due{false};
 std::atomic<bool> keep_free_pages{false};
 std::atomic<uint64_t> fitted_bytes{0}, unlike_bytes{0};  // written by the owner alone
 
@@ -96,6 +99,51 @@ void discard_within(uint64_t first, uint64_t end) {
   if (end > first) sn::advise(first, end - first, MADV_DONTNEED);
 }
 
+uint64_t page_granules() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / kGranule; }
+
+// Drops those of the pages [first, end) that nobody has. Bytes, or -errno of the first that the kernel refused to drop.
+int64_t discard_free(uint64_t first, uint64_t end) {
+  const uint64_t page = page_granules();
+  int64_t nbytes = 0;
+  const bool all = bitmap.taken(first * page, (end - first) * page) == 0;  // quicker than page by page
+  for (uint64_t last = all ? end : first; first < end; first = ++last) {
+    while (last < end && bitmap.taken(last * page, page) == 0) last++;
+    const uint64_t at = first * page, count = (last - first) * page;
+    if (count == 0 || !bitmap.claim_as_other(at, count)) continue;
+    const int error = sn::advise(arena.base + at * kGranule, count * kGranule, MADV_DONTNEED);
+    bitmap.clear(at, count);
+    if (error != 0) return error;
+    nbytes += static_cast<int64_t>(count * kGranule);
+  }
+  return nbytes;
+}
+
+// Those of the pages [first, end) that somebody has are dropped once nobody has them.
+void discard_later(uint64_t first, uint64_t end) {
+  const uint64_t page = page_granules();
+  for (uint64_t last = first; first < end; first = ++last) {
+    while (last < end && bitmap.taken(last * page, page) != 0) last++;
+    if (last == first) continue;
+    any_due.store(true, std::memory_order_relaxed);
+    if (due.claim_as_other(first, last - first)) continue;
+    for (uint64_t each = first; each < last; each++) due.claim_as_other(each, 1);  // it may be already
+  }
+}
+
+// Drops what is due of the pages that have one of these granules.
+void discard_due(uint64_t first_granule, uint64_t end_granule) {
+  const uint64_t page = page_granules(), end = (end_granule + page - 1) / page;
+  uint64_t first = first_granule / page;
+  if (due.taken(first, end - first) == 0) return;
+  for (uint64_t last = first; first < end; first = ++last) {
+    while (last < end && due.taken(last, 1) != 0) last++;
+    if (last == first) continue;
+    discard_free(first, last);
+    for (uint64_t each = first; each < last; each++)
+      if (bitmap.taken(each * page, page) == 0) due.clear(each, 1);
+  }
+}
+
 bool granular(uint64_t offset, uint64_t nbytes) {
   return offset % kGranule == 0 && nbytes % kGranule == 0 && nbytes != 0 && nbytes <= arena.nbytes &&
          offset <= arena.nbytes - nbytes;
@@ -120,20 +168,32 @@ int placement_create(uint64_t base, uint64_t nbytes) {
     unmap(static_cast<uint64_t>(words), count / 8);
     return static_cast<int>(sizes);
   }
+  const uint64_t due_bytes = (count / page_granules() + 63) / 64 * sizeof(uint64_t);
+  const long due_words = map(0, due_bytes, PROT_READ | PROT_WRITE, flags);
+  if (due_words < 0) {
+    unmap(static_cast<uint64_t>(words), count / 8);
+    unmap(static_cast<uint64_t>(sizes), count * sizeof(uint64_t));
+    return static_cast<int>(due_words);
+  }
   arena.base = base;
   arena.nbytes = nbytes;
   arena.words = reinterpret_cast<std::atomic<uint64_t> *>(words);
   arena.sizes = reinterpret_cast<uint64_t *>(sizes);
+  arena.due = reinterpret_cast<std::atomic<uint64_t> *>(due_words);
   arena.words_bytes = count / 8;
   arena.sizes_bytes = count * sizeof(uint64_t);
+  arena.due_bytes = due_bytes;
   bitmap.reset(arena.words);
+  due.reset(arena.due);
   return 0;
 }
 
 void placement_destroy() {
   unmap(reinterpret_cast<uintptr_t>(arena.words), arena.words_bytes);
   unmap(reinterpret_cast<uintptr_t>(arena.sizes), arena.sizes_bytes);
+  unmap(reinterpret_cast<uintptr_t>(arena.due), arena.due_bytes);
   arena = Arena{};
+  any_due.store(false);
 }
 
 int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
@@ -184,7 +244,10 @@ void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
 
 void placement_keep_free_pages(bool keep) { keep_free_pages.store(keep); }
 
-void placement_after_fork() { bitmap.reset(arena.words); }
+void placement_after_fork() {
+  bitmap.reset(arena.words);
+  due.reset(arena.due);
+}
 
 uint64_t placement_free(uint64_t address) {
   const uint64_t first = (address - arena.base) / kGranule;
@@ -193,6 +256,7 @@ uint64_t placement_free(uint64_t address) {
   arena.sizes[first] = 0;
   if (!keep_free_pages.load(std::memory_order_relaxed)) discard_within(address, address + nbytes);
   bitmap.clear(first, granules(nbytes));
+  if (any_due.load(std::memory_order_relaxed)) discard_due(first, first + granules(nbytes));
   return nbytes;
 }
 
@@ -200,21 +264,16 @@ uint64_t placement_free(uint64_t address) {
 
 extern "C" int64_t sn_placement_release(void) {
   if (arena.nbytes == 0) return -ENODEV;
-  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / kGranule;
-  const uint64_t end = arena.committed / kGranule;
-  int64_t nbytes = 0;
-  for (uint64_t first = 0; first < end;) {
-    uint64_t last = first;
-    while (last < end && bitmap.taken(last, page) == 0) last += page;
-    if (last > first && bitmap.claim_as_other(first, last - first)) {
-      const int error = sn::advise(arena.base + first * kGranule, (last - first) * kGranule, MADV_DONTNEED);
-      bitmap.clear(first, last - first);
-      if (error != 0) return error;
-      nbytes += static_cast<int64_t>((last - first) * kGranule);
-    }
-    first = last + page;  // the page at `last` is taken
-  }
-  return nbytes;
+  return discard_free(0, arena.committed / kGranule / page_granules());
+}
+
+extern "C" int64_t sn_placement_discard(uint64_t offset, uint64_t nbytes) {
+  if (!granular(offset, nbytes)) return -EINVAL;
+  const uint64_t page = page_granules(), first = (offset / kGranule + page - 1) / page;
+  const uint64_t end = (offset + nbytes) / kGranule / page;
+  if (first >= end) return 0;
+  discard_later(first, end);  // first: what is freed meanwhile goes one way or the other
+  return discard_free(first, end);
 }
 
 extern "C" int sn_placement_huge(uint64_t count, const uint64_t *offsets, const uint64_t *nbytes) {

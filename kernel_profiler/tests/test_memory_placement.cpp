@@ -162,6 +162,54 @@ void free_pages_go_back_when_placing_ends() {
   sn_free(living);
 }
 
+// What nobody has of a range goes at once, and what tenants have of it as they are freed. The rest of them stays.
+void what_tenants_have_is_discarded_as_they_are_freed() {
+  constexpr uint64_t kPage = 4096;
+  CHECK(place({0, 0, 0, 0}, {0, 1, 2, 3}, {kPage, 5 * kPage, 6 * kPage, 8 * kPage},
+              {3 * kPage - 512, kPage, kPage, 2 * kPage}, 16 * kPage) == 0);
+  auto *before = static_cast<unsigned char *>(sn_allocate(3 * kPage - 512));
+  auto *within = static_cast<unsigned char *>(sn_allocate(kPage));
+  auto *dead = static_cast<unsigned char *>(sn_allocate(kPage));
+  auto *behind = static_cast<unsigned char *>(sn_allocate(2 * kPage));
+  fill(before, 3 * kPage - 512, 3);
+  fill(within, kPage, 4);
+  fill(dead, kPage, 5);
+  fill(behind, 2 * kPage, 6);
+  sn_free(dead);
+  CHECK(sn_placement_discard(2 * kPage, 7 * kPage) == static_cast<int64_t>(3 * kPage));
+  CHECK(holds(dead, kPage, 0) && holds(before, 3 * kPage - 512, 3) && holds(within, kPage, 4) && holds(behind, 2 * kPage, 6));
+  for (void *address : {before, within, behind}) sn_free(address);
+  CHECK(holds(before, kPage, 3) && holds(before + kPage, 2 * kPage - 512, 0) && holds(within, kPage, 0));
+  CHECK(holds(behind, kPage, 0) && holds(behind + kPage, kPage, 6));
+  sn_tick(0);  // and the next tenants leave theirs
+  CHECK(sn_allocate(3 * kPage - 512) == before);
+  fill(before, 3 * kPage - 512, 7);
+  sn_free(before);
+  CHECK(holds(before, 3 * kPage - 512, 7) && sn_placement_taken(0, 16 * kPage) == 0);
+}
+
+void a_page_of_two_tenants_is_discarded_with_the_last() {
+  constexpr uint64_t kPage = 4096;
+  CHECK(place({0, 0}, {0, 1}, {512, 2048}, {1024, 1024}, kPage) == 0);
+  auto *first = static_cast<unsigned char *>(sn_allocate(1024)), *last = static_cast<unsigned char *>(sn_allocate(1024));
+  fill(first, 1024, 3);
+  fill(last, 1024, 4);
+  CHECK(sn_placement_discard(0, kPage) == 0);
+  sn_free(first);
+  CHECK(holds(first, 1024, 3) && holds(last, 1024, 4));
+  sn_free(last);
+  CHECK(holds(first, 1024, 0) && holds(last, 1024, 0));
+}
+
+void only_whole_pages_of_the_arena_are_discarded() {
+  CHECK(place({0}, {0}, {0}, {8192}, 8192) == 0);
+  CHECK(sn_placement_discard(512, 4096) == 0 && sn_placement_discard(512, 8192 - 512) == 4096);
+  CHECK(sn_placement_discard(1, 512) == -EINVAL && sn_placement_discard(kArena, 512) == -EINVAL);
+  CHECK(sn_placement_discard(0, 0) == -EINVAL);
+  sn_system_fail(-1, 1, EAGAIN);
+  CHECK(sn_placement_discard(0, 8192) == -EAGAIN && sn_placement_taken(0, 8192) == 0);
+}
+
 // A mover discards what is dead while the owner lives on, and a third thread frees.
 void movers_and_foreign_frees_never_touch_live_bytes() {
   constexpr int kSlots = 61;
@@ -181,6 +229,10 @@ void movers_and_foreign_frees_never_touch_live_bytes() {
     auto *base = reinterpret_cast<unsigned char *>(placement().base);
     while (!stop.load()) {
       const uint64_t offset = own.below(3000) * 512, length = (1 + own.below(900)) * 512;
+      if (own.below(2) == 0) {
+        CHECK(sn_placement_discard(offset, length) >= 0);
+        continue;
+      }
       if (sn_reserve(offset, length) != 0) continue;
       fill(base + offset, length, 0);
       CHECK(sn_release(offset, length) == 0);
@@ -226,6 +278,9 @@ int main() {
   a_reservation_excludes_tenants_and_tenants_exclude_it();
   only_whole_huge_pages_of_the_tables_may_be_huge();
   free_pages_go_back_when_placing_ends();
+  what_tenants_have_is_discarded_as_they_are_freed();
+  a_page_of_two_tenants_is_discarded_with_the_last();
+  only_whole_pages_of_the_arena_are_discarded();
   movers_and_foreign_frees_never_touch_live_bytes();
   CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);
   CHECK(sn_memory_destroy() == 0);

@@ -43,6 +43,10 @@ struct Kernel {
   bool huge_lie = false;              // -EBUSY for every page that moved but the first of 512
   int untouched = -ENOENT;
   uint64_t room[2] = {1u << 30, 1u << 30};  // pages
+  std::map<uint64_t, int> policy;     // page -> node on which it is born, 0 where there is none
+  std::set<uint64_t> touched_meanwhile;  // pages that are touched as soon as they were asked for
+  int binding_fails = 0;              // errno of each change of a policy
+  uint64_t bindings = 0;              // that were made
   std::vector<uint64_t> batches;      // pages of each move
 } kernel;
 
@@ -88,11 +92,27 @@ long move(uint64_t count, const uint64_t *pages, const int *nodes, int *status, 
   return left;
 }
 
+void touch(uint64_t page) {
+  const auto at = kernel.policy.find(page);
+  kernel.node.emplace(page, at == kernel.policy.end() ? 0 : at->second);
+}
+
+long bind(uint64_t address, uint64_t nbytes, long mode, const unsigned long *nodes, long flags) {
+  CHECK(mode == 1 && flags == 0);  // preferred, and what exists stays where it is
+  if (kernel.binding_fails != 0) return -kernel.binding_fails;
+  kernel.bindings += 1;
+  for (uint64_t page = address; page < address + nbytes; page += kPage) kernel.policy[page] = nodes[0] == 2 ? 1 : 0;
+  return 0;
+}
+
 long system_call(long number, const long a[6]) {
   if (number == SYS_clock_nanosleep)
     return -clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, reinterpret_cast<const timespec *>(a[2]), nullptr);
-  CHECK(number == SYS_move_pages);
   const std::lock_guard<std::mutex> lock(kernel.mutex);
+  if (number == SYS_mbind)
+    return bind(static_cast<uint64_t>(a[0]), static_cast<uint64_t>(a[1]), a[2], reinterpret_cast<const unsigned long *>(a[3]),
+                a[5]);
+  CHECK(number == SYS_move_pages);
   const uint64_t count = static_cast<uint64_t>(a[1]);
   const uint64_t *pages = reinterpret_cast<const uint64_t *>(a[2]);
   const int *nodes = reinterpret_cast<const int *>(a[3]);
@@ -104,6 +124,8 @@ long system_call(long number, const long a[6]) {
     const auto at = kernel.node.find(pages[i]);
     status[i] = at == kernel.node.end() ? kernel.untouched : at->second;
   }
+  for (const uint64_t page : kernel.touched_meanwhile) touch(page);
+  kernel.touched_meanwhile.clear();
   return 0;
 }
 
@@ -115,6 +137,10 @@ void reset(uint64_t pages) {
   kernel.shared.clear();
   kernel.leaving.clear();
   kernel.ending.clear();
+  kernel.policy.clear();
+  kernel.touched_meanwhile.clear();
+  kernel.binding_fails = 0;
+  kernel.bindings = 0;
   kernel.moves = 0;
   kernel.huge.clear();
   kernel.may_move_shared = false;
@@ -139,10 +165,11 @@ struct Result {
 };
 
 // Demotes `pages` pages from node 0 to `node`; checks that the accounts are the kernel's truth.
-Result demote(uint64_t pages, int node = 1, uint64_t bytes_per_s = 0) {
+Result demote(uint64_t pages, int node = 1, uint64_t bytes_per_s = 0, bool binds = false) {
   sn_mover *mover = nullptr;
   CHECK(sn_mover_create(pages * kPage, 0, &mover) == 0);
   CHECK(sn_mover_reserve(mover, pages * kPage, 0) == 0);
+  CHECK(sn_mover_bind_untouched(mover, binds) == 0);
   const sn_span spans[] = {{kBase, 7 * kPage}, {kBase + 7 * kPage, (pages - 7) * kPage}};
   sn_job job{};
   job.nbytes = job.held[0] = pages * kPage;
@@ -266,6 +293,58 @@ void untouched_pages_are_nowhere_in_every_kernels_words() {
     CHECK(result.moved.outcome == SN_MOVE_DONE && result.moved.error == 0);
     CHECK(result.moved.moved_bytes == (kPages - 23) * kPage && result.moved.held[0] == 0);
   }
+}
+
+// In each of three batches are some that nobody touches before the move has ended; two are touched while it goes on.
+void untouched_pages_are_born_where_their_block_went() {
+  for (const bool binds : {true, false}) {
+    reset(kPages);
+    for (uint64_t i = 0; i < 23; ++i) kernel.node.erase(kBase + i * 390 * kPage);
+    if (binds) kernel.touched_meanwhile = {kBase, kBase + 390 * kPage};
+    const Result result = demote(kPages, 1, 0, binds);
+    CHECK(result.moved.outcome == SN_MOVE_DONE && (result.moved.bound != 0) == binds && result.moved.held[0] == 0);
+    CHECK(result.moved.moved_bytes == (kPages - 23 + (binds ? 2 : 0)) * kPage && kernel.bindings == (binds ? 2u : 0u));
+    for (uint64_t i = 0; i < 23; ++i) touch(kBase + i * 390 * kPage);
+    CHECK(on(1) == kPages - (binds ? 0 : 23));
+  }
+}
+
+void what_was_touched_needs_no_policy_of_its_own() {
+  reset(kPages);
+  CHECK(demote(kPages, 1, 0, true).moved.bound == 0 && kernel.bindings == 0);
+}
+
+void a_policy_that_is_refused_is_no_failure() {
+  reset(kPages);
+  kernel.node.erase(kBase + 8 * kPage);
+  kernel.binding_fails = EPERM;
+  const Result result = demote(kPages, 1, 0, true);
+  CHECK(result.moved.outcome == SN_MOVE_DONE && result.moved.bound == 0 && result.moved.error == 0);
+  CHECK(result.errors[EPERM] == 0 && on(1) == kPages - 1);
+}
+
+// Of jobs in the same system calls only those change their policy that have such pages.
+void only_blocks_with_untouched_pages_are_bound() {
+  reset(2 * 13);
+  kernel.node.erase(kBase + 15 * kPage);
+  sn_mover *mover = nullptr;
+  CHECK(sn_mover_create(2 * 13 * kPage, 0, &mover) == 0);
+  CHECK(sn_mover_reserve(mover, 2 * 13 * kPage, 0) == 0 && sn_mover_bind_untouched(mover, 1) == 0);
+  sn_job jobs[2] = {};
+  const sn_span spans[2] = {{kBase, 13 * kPage}, {kBase + 13 * kPage, 13 * kPage}};
+  for (int i = 0; i < 2; ++i) {
+    jobs[i].nbytes = jobs[i].held[0] = 13 * kPage;
+    jobs[i].target = 1;
+    jobs[i].kind = SN_MOVE_NODE;
+    jobs[i].node = 1;
+    jobs[i].spans = &spans[i];
+    jobs[i].span_count = 1;
+  }
+  CHECK(sn_mover_submit_all(mover, jobs, 2) == 1 && sn_mover_wait(mover, 2, UINT64_MAX) == 0);
+  sn_moved all[2];
+  CHECK(sn_mover_results(mover, all, 2) == 2 && all[0].bound == 0 && all[1].bound == 1);
+  CHECK(kernel.policy.size() == 13 && kernel.policy.begin()->first == spans[1].address);
+  sn_mover_destroy(mover);
 }
 
 // The claim is what an independent witness sees: each move, not what is left of it.
@@ -440,6 +519,10 @@ int main() {
   shared_pages_move_with_the_right_to();
   what_can_never_move_is_not_asked_for_ever();
   untouched_pages_are_nowhere_in_every_kernels_words();
+  untouched_pages_are_born_where_their_block_went();
+  what_was_touched_needs_no_policy_of_its_own();
+  a_policy_that_is_refused_is_no_failure();
+  only_blocks_with_untouched_pages_are_bound();
   a_page_that_leaves_again_has_moved_twice();
   a_page_whose_life_ends_has_moved();
   a_full_node_takes_what_it_can();

@@ -4,7 +4,8 @@ It acts at ticks only, as `core.schedule` says, and never writes bytes itself: a
 costs time, not data. A block is used where it is.
 
 It joins what knows one thing each: the agenda what is to happen, the block table where blocks are, the block mover what
-becomes of moves, transients who is born and dies, the mover the accounts, the recorder what happened.
+becomes of moves, transients who is born and dies, birth nodes where untouched pages are born, the mover the accounts,
+the recorder what happened.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.core.step_follower import Position
 from sentinel.migration.agenda import Agenda, Batch
+from sentinel.migration.birth_nodes import BirthNodes
 from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.delay import Delay
@@ -62,10 +64,12 @@ class Engine:
         self._moves = Moves(self._tiers, self._mover, self._table, job.ranges)
         self._residents = Residents(plan, self._tiers, job.ranges, self._mover, self._table)
         self._transients = Transients(plan, self._tiers, job, self._mover, self._table)
+        nodes = [tier.node for tier in machine.tiers]
+        self._birth_nodes = BirthNodes(plan, nodes, job.ranges, self._mover.bind_untouched)
         self._audit = PageAudit(plan, self._mover.forks())
         self._blocks = Blocks(self._table.tier, self._table.held, self._moves.blocks)
         self._recorder = RunRecorder(before)
-        self._outcomes = Outcomes(plan, job, self._table, self._recorder, self._audit)
+        self._outcomes = Outcomes(plan, job, self._table, self._birth_nodes, self._recorder, self._audit)
         self._block_mover = BlockMover(self._moves, self._table, self._outcomes, job.clock)
         self._due = DueMoves(plan, self._agenda, self._moves, self._recorder, job.clock)
         self._delay = Delay(job.clock)
@@ -152,6 +156,7 @@ class Engine:
                 self._mover.set_capacity(_UNLIMITED)
                 self._block_mover.send(self._residents.away_from_home(), self._recorder.step)
                 self._block_mover.finish()
+                self._birth_nodes.all_go_home()
                 self._count_accounts()
                 for tier in self._tiers:
                     if tier is not None:
@@ -168,6 +173,7 @@ class Engine:
         self._block_mover.cancel()
         spans = self._residents.give()
         self._release((*self._residents.passing, *self._residents.wrapping))
+        self._birth_nodes.all_go_home()
         self._transients.give_back(self._mover.held().bytes_in)
         self._table.held[:] = [False] * len(self._table.held)
         self._recorder.drop_step()
@@ -306,6 +312,7 @@ class Engine:
         """Lives are over. Returns the ns waited for what was under way for them; see Transients."""
         waited = self._block_mover.end([block for block in blocks if self._table.held[block]])
         self._transients.release(blocks, keep=keep)
+        self._birth_nodes.go_home(blocks)
         return waited
 
     # ---- what is recorded -------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ class JobMemory:
     `warn`: tells the user of the first trouble of a kind. `strict`: raise TierError instead.
 
     `discard(offset, nbytes)`: drop the pages of dead transient blocks at these plan addresses, so that the next ones
-    are born at home; returns the bytes dropped. Without it they stay. `unmanaged_bytes()`: most bytes that fell back to
+    are born at home, those of tensors that live on as these are freed; returns the bytes dropped at once. Without it
+    they stay. `unmanaged_bytes()`: most bytes that fell back to
     malloc at one time since the plan was applied. `bytes_per_s`: migrations between nodes go no faster, each way; 0: no
     limit. `clock`: what times its layers, waits and injected delays.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
-from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES, format_bytes, page_ceil
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES, format_bytes
 from sentinel.profiler import torch_shim
 from sentinel.runtime import RUNTIME
 from sentinel.system import limits, native
@@ -193,7 +193,7 @@ class ManagedMemory:
         """Only these ranges (offset, nbytes) of the placement arena may be huge pages from now on: ascending, multiples
         of HUGE_PAGE_BYTES, within what the tables cover. Raises NativeError (EINVAL) for others.
 
-        Where it was otherwise before, pages that no tensor holds are dropped, so that they are born again.
+        Where it was otherwise before, pages are dropped once no tensor holds them, so that they are born again.
         """
         self._require_installed()
         rows = np.array(ranges, np.uint64).reshape(-1, 2)
@@ -201,7 +201,7 @@ class ManagedMemory:
         native.check("sn_placement_huge", self._native.sn_placement_huge(len(rows), *_pointers(columns)))
         before, self._huge = self._huge, _chunks(ranges)
         for chunk in np.setdiff1d(before, self._huge).tolist():
-            self.discard_free(chunk * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
+            self.discard(chunk * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
 
     def use_table(self, number: int) -> None:
         """The slots of this table are served, until what a step asks for tells otherwise."""
@@ -273,31 +273,13 @@ class ManagedMemory:
         )
 
     def discard(self, offset: int, nbytes: int) -> int:
-        """Drop the whole pages within [placement_base + offset, + nbytes) if no tensor is there. Returns their bytes,
-        0 if none were dropped.
+        """Drop the whole pages within [placement_base + offset, + nbytes) that no tensor has. Returns their bytes. The
+        others are dropped as their tensors are freed.
 
         Their next tenant's pages are born by the arena's memory policy. What is of a page only in part stays: the
         rest of it may be a live tensor's, and the kernel drops no less than a page. Any thread.
         """
-        begin, end = page_ceil(offset), (offset + nbytes) // PAGE_BYTES * PAGE_BYTES
-        if begin >= end or self._native.sn_reserve(begin, end - begin) != 0:
-            return 0
-        try:
-            refused = _madvise(self.placement_base + begin, end - begin, mmap.MADV_DONTNEED)
-            return 0 if refused else end - begin
-        finally:
-            self._native.sn_release(begin, end - begin)
-
-    def discard_free(self, offset: int, nbytes: int) -> None:
-        """As `discard`, piece by piece: what tensors of a piece keep, others need not.
-
-        2 MiB without a tensor go as a whole: to drop a part of a huge page would split it, and free nothing.
-        """
-        end = offset + nbytes
-        for low, high in _steps(page_ceil(offset), end, HUGE_PAGE_BYTES):
-            if not self.discard(low, high - low):
-                for at, stop in _steps(low, high, _PIECE_BYTES):
-                    self.discard(at, stop - at)
+        return max(int(self._native.sn_placement_discard(offset, nbytes)), 0)
 
     def let_tensors_have_huge_pages(self, may: bool) -> None:
         """Whether chunks of 2 MiB that one tensor of the exclusive arena fills, from now on, may be huge pages."""
@@ -321,18 +303,7 @@ class ManagedMemory:
             raise UsageError("this memory is no longer managed", "call ManagedMemory.install() again")
 
 
-_PIECE_BYTES = 1 << 18
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _OWNER = "call it from the thread that installed the memory, not in a forked child"
-
-
-def _steps(low: int, high: int, step: int) -> Iterator[tuple[int, int]]:
-    """[low, high), cut at the multiples of `step`."""
-    while low < high:
-        end = min(low // step * step + step, high)
-        yield low, end
-        low = end
 
 
 def _chunks(ranges: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

@@ -44,7 +44,7 @@ class Ended(NamedTuple):
 
     `tier`: in which its block counts as being now; `bytes_in`: its bytes in each tier. `queued`: the move of that block
     that comes next. `held_back`: refused, since the block failed again and again. `gives_up`: this was its last try for
-    HOLD_STEPS.
+    HOLD_STEPS. `bound`: pages of its block that nobody has touched are born where it went.
     """
 
     move: Move
@@ -58,6 +58,7 @@ class Ended(NamedTuple):
     queued: Move | None = None
     held_back: bool = False
     gives_up: bool = False
+    bound: bool = False
 
     @property
     def failed(self) -> bool:

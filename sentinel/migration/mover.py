@@ -29,7 +29,7 @@ class Outcome(IntEnum):
 
 class Moved(NamedTuple):
     """An ended job. `held`: of its block, in each of MOST_TIERS tiers now. `start_ns` is 0 if it never started.
-    `target`: the tier to which it went, its own or its spare one."""
+    `target`: the tier to which it went, its own or its spare one. `bound`: as `NativeMover.bind_untouched` says."""
 
     job: int
     start_ns: int
@@ -39,6 +39,7 @@ class Moved(NamedTuple):
     outcome: Outcome
     errno: int
     target: int
+    bound: bool = False
 
     @property
     def fast_bytes(self) -> int:
@@ -88,7 +89,7 @@ class Copied(NamedTuple):
     errno: int
 
 
-_MOVED = struct.Struct(f"=4Q{MOST_TIERS}QiiQ")
+_MOVED = struct.Struct(f"=4Q{MOST_TIERS}QiiQQ")
 """struct sn_moved."""
 _OUTCOMES = tuple(Outcome)
 
@@ -112,6 +113,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_hold": (_INT, (_PTR, _INT, _I64)),
     "sn_mover_take_in": (_INT, (_PTR, _INT, _U64)),
     "sn_mover_set_capacity": (_INT, (_PTR, _INT, _U64)),
+    "sn_mover_bind_untouched": (_INT, (_PTR, _INT)),
     "sn_mover_held": (_INT, (_PTR, _PTR, _INT)),
     "sn_mover_errors": (_INT, (_PTR, _PTR)),
     "sn_mover_copied": (_INT, (_PTR, _PTR)),
@@ -207,6 +209,12 @@ class NativeMover:
         Demotions wait for room in a slower one while promotions make some, and then go to their spare tier."""
         self._check("sn_mover_set_capacity", tier, nbytes)
 
+    def bind_untouched(self, whether: bool) -> None:
+        """Pages that nobody has touched cannot move. Whether jobs on nodes that meet some give their block the memory
+        policy of the node to which it goes, by which they are born there, and tell so (`Moved.bound`). Whoever asks
+        for it puts the policy back."""
+        self._check("sn_mover_bind_untouched", int(whether))
+
     def submitted(self) -> int:
         """How many jobs were submitted since the mover was made: the id of the last."""
         return self._submitted.value
@@ -230,7 +238,8 @@ class NativeMover:
         found = []
         for row in _MOVED.iter_unpack(memoryview(self._rows)[: count * _MOVED.size]):
             job, start, stop, moved = row[:4]
-            found.append(Moved(job, start, stop, moved, row[4:-3], _OUTCOMES[row[-3]], *row[-2:]))
+            outcome, error, target, bound = row[-4:]
+            found.append(Moved(job, start, stop, moved, row[4:-4], _OUTCOMES[outcome], error, target, bool(bound)))
         return found
 
     def held(self, *, restart: bool = False) -> Held:

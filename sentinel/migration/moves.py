@@ -286,6 +286,7 @@ class Moves:
             moved.stop_ns,
             queued=queued[-1] if queued else None,
             gives_up=self._gives_up(move, moved.outcome),
+            bound=moved.bound,
         )
 
     def _gives_up(self, move: Move, outcome: Outcome) -> bool:

@@ -11,6 +11,7 @@ from sentinel.core.errors import TierError
 from sentinel.core.plan import Plan
 from sentinel.core.units import format_bytes
 from sentinel.migration.backoff import FAILURES, HOLD_STEPS
+from sentinel.migration.birth_nodes import BirthNodes
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.move import Ended
@@ -21,10 +22,20 @@ from sentinel.tiers.tier import FAST
 
 
 class Outcomes:
-    """Keeps `table` and `recorder` up to date, and tells `audit` what was found of pages. `job` says how to warn."""
+    """Keeps `table`, `birth_nodes` and `recorder` up to date, and tells `audit` what was found of pages. `job` says how
+    to warn."""
 
-    def __init__(self, plan: Plan, job: JobMemory, table: BlockTable, recorder: RunRecorder, audit: PageAudit) -> None:
-        self._plan, self._job, self._table, self._recorder, self._audit = plan, job, table, recorder, audit
+    def __init__(
+        self,
+        plan: Plan,
+        job: JobMemory,
+        table: BlockTable,
+        birth_nodes: BirthNodes,
+        recorder: RunRecorder,
+        audit: PageAudit,
+    ) -> None:
+        self._plan, self._job, self._table, self._birth_nodes = plan, job, table, birth_nodes
+        self._recorder, self._audit = recorder, audit
         self._warned_of_failure = False
 
     # ---- moves ------------------------------------------------------------------------------------------
@@ -46,6 +57,7 @@ class Outcomes:
     def _land(self, ended: Ended) -> TierError | None:
         block, before = ended.move.block, self._table.spread(ended.move.block)
         self._table.put(block, ended.tier, ended.bytes_in)
+        self._birth_nodes.moved(ended)
         if ended.queued is not None:
             self._table.serve(block, ended.queued.served_by)
         if ended.move.reason != "stray":

@@ -314,7 +314,8 @@ class Applying:
         start = arena_start(plan)
 
         def discard(offset: int, nbytes: int) -> int:
-            """These pages of dead transient blocks go, so that their next tenant's are born at home. Their bytes."""
+            """These pages of dead transient blocks go, so that their next tenant's are born at home. Bytes that went at
+            once."""
             return self._memory.discard(offset - start, nbytes)
 
         job = JobMemory(
@@ -348,10 +349,10 @@ class Applying:
         self._homes = homes
 
     def _bind_ranges(self, changed: Sequence[tuple[int, int, int]]) -> None:
-        """These ranges have another home from now on. Free pages of them go first: they are not where they would be
-        counted. A range with a policy is not balanced away; one without a home has none."""
+        """These ranges have another home from now on. Their pages go first, those of tensors as these are freed: they
+        are not where they would be counted. A range with a policy is not balanced away; one without a home has none."""
         for offset, nbytes, tier in changed:
-            self._memory.discard_free(offset, nbytes)
+            self._memory.discard(offset, nbytes)
             node = self._machine.tiers[tier].node if tier >= 0 else None
             if node is not None:
                 numa.bind(self._memory.placement_base + offset, nbytes, node)

@@ -93,6 +93,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_exclusive_set_shared": (_INT, (_INT,)),
     "sn_placement_range": (_INT, (ctypes.POINTER(Range),)),
     "sn_placement_release": (_I64, ()),
+    "sn_placement_discard": (_I64, (_U64, _U64)),
     "sn_placement_huge": (_INT, (_U64, _PTR, _PTR)),
     "sn_reserve": (_INT, (_U64, _U64)),
     "sn_release": (_INT, (_U64, _U64)),

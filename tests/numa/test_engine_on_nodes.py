@@ -149,6 +149,94 @@ def test_a_dead_block_that_had_moved_goes_home_by_discard(arena: Arena) -> None:
     assert running.discarded == [(plan.blocks[2].offset, plan.blocks[2].nbytes)] * 2
 
 
+# Each is moved before it is written as a whole: x goes to slow memory and dies there, y to fast memory and dies there,
+# z to slow memory and comes back.
+LATE = make_profile([act(name, MIB // 2, 1, 7, [3]) for name in "xyz"], 8)
+BORN_IN = [0, 1, 0]
+BEFORE_WRITES = [(0, 0, 1, 2, 3), (2, 0, 1, 2, 3), (1, 1, 0, 2, 3), (2, 1, 0, 5, 6)]
+
+
+class LateArena(Arena):
+    """Where nobody has touched a page yet, and each block has the policy of its home. `nodes`: of both tiers."""
+
+    def __init__(self, plan: Plan, nodes: Sequence[int]) -> None:
+        super().__init__(plan)
+        self.nodes = nodes
+        self.discard(0, plan.extent_bytes)
+        for block in plan.blocks:
+            numa.bind(self.base + block.offset, block.nbytes, nodes[block.tier])
+
+    def write(self, nbytes: int, value: int) -> None:
+        """The first bytes of each block."""
+        for block in self.plan.blocks:
+            ctypes.memset(self.base + block.offset, value, nbytes)
+
+    def tiers(self, nbytes: int) -> list[set[int]]:
+        """In which tiers the pages of the first bytes of each block are, -1 where there is none."""
+        found = [numa.residency(self.base + block.offset, nbytes) for block in self.plan.blocks]
+        return [{self.nodes.index(node) if node >= 0 else -1 for node in each.tolist()} for each in found]
+
+    def born_next(self) -> list[int]:
+        """In which tier the next new page of each block would be, the same for its first and its last."""
+        ends = [[self.base + b.offset, self.base + b.offset + b.nbytes - 4096] for b in self.plan.blocks]
+        first, last = ([numa.policy(address) for address in each] for each in zip(*ends, strict=True))
+        assert first == last
+        assert {mode for mode, _ in first} == {numa.MPOL_PREFERRED}
+        return [self.nodes.index(node) for _, (node,) in first]
+
+
+@pytest.mark.needs("two nodes")
+@pytest.mark.parametrize("early_pages", [0, 1, 57])
+@pytest.mark.parametrize("ends", ["restore", "hand over"])
+def test_pages_written_after_their_block_was_moved_are_where_it_is(early_pages: int, ends: str) -> None:
+    """`early_pages` of each are written before. The next life begins at home again, wherever the last one went."""
+    plan = transient_plan(LATE, BORN_IN, BEFORE_WRITES, fast_bytes=4 * MIB)
+    nodes, whole, early = (topology().fast, topology().slower[0]), MIB // 2, early_pages * 4096
+    arena = LateArena(plan, nodes)
+    kept = {"discard": arena.discard, "ranges": arena.ranges, "strict": True}
+    with applied(plan, LATE, node_machine(nodes[1]), **kept) as running:
+
+        def tick(layer: int) -> None:
+            running.tick(layer)
+            running.let_land()
+            running.engine._block_mover.collect()
+
+        def are_in(*tiers: int) -> None:
+            assert arena.tiers(whole) == [{tier} for tier in tiers]
+            held = running.engine._mover.held()
+            there = [numa.bytes_on(node, [(arena.base, plan.extent_bytes)]) for node in nodes]
+            assert there == [held.fast_bytes, held.slow_bytes]
+
+        for value in range(1, 4):
+            tick(1)
+            arena.write(early, value)
+            assert arena.tiers(early) == [{tier} for tier in BORN_IN] or not early
+            tick(2)
+            arena.write(whole, value)
+            are_in(1, 0, 1)
+            assert arena.born_next() == [1, 0, 1]
+            if value == 3:
+                break
+            for layer in (3, 4):
+                tick(layer)
+            are_in(1, 0, 1)
+            for layer in (5, 6):
+                tick(layer)
+            are_in(1, 0, 0)
+            tick(7)
+            assert arena.born_next() == BORN_IN
+            arena.discard(plan.blocks[2].offset, whole)  # z's pages were kept for its next life
+            tick(0)
+        if ends == "hand over":
+            running.engine.hand_over()
+            assert arena.born_next() == BORN_IN
+    assert arena.born_next() == BORN_IN
+    if ends == "restore":
+        assert arena.tiers(whole) == [{0}] * 3
+        assert bytes(arena.map[arena.first : arena.first + 3 * whole]) == bytes([3]) * 3 * whole
+    arena.close()
+
+
 @pytest.mark.parametrize("spare_bytes", [0, MIB // 2, 4 * MIB])
 def test_what_dead_blocks_leave_in_fast_memory_is_what_is_held(spare_bytes: int) -> None:
     """Three blocks take turns at addresses that overlap. Whoever is alive writes all its pages; the rest of what is

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.migration.birth_nodes import BirthNodes
 from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.job_memory import JobMemory
@@ -76,7 +77,8 @@ class Stage:
         self.residents = Residents(self.plan, tiers, job.ranges, self.mover, self.table)
         self.transients = Transients(self.plan, tiers, job, self.mover, self.table)
         self.recorder = RunRecorder()
-        self.outcomes = Outcomes(self.plan, job, self.table, self.recorder, PageAudit(self.plan, 0))
+        births = BirthNodes(self.plan, (None,) * TIERS, job.ranges, self.mover.bind_untouched)
+        self.outcomes = Outcomes(self.plan, job, self.table, births, self.recorder, PageAudit(self.plan, 0))
         self.block_mover = BlockMover(self.moves, self.table, self.outcomes, job.clock)
 
     @staticmethod

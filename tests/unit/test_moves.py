@@ -15,6 +15,7 @@ from sentinel.core.machine import Link, TierSpec
 from sentinel.core.plan import USE_DTYPE
 from sentinel.core.run import OUTCOMES
 from sentinel.migration.backoff import FAILURES
+from sentinel.migration.birth_nodes import BirthNodes
 from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.job_memory import JobMemory
@@ -25,6 +26,7 @@ from sentinel.migration.moves import Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import PageAudit
 from sentinel.migration.run_recorder import RunRecorder
+from sentinel.system import numa
 from sentinel.tiers.emulated import EmulatedTier
 from sentinel.tiers.tier import HeldBlock, Job
 from tests.builders import GB, make_machine, make_profile, param, persistent_plan
@@ -91,7 +93,8 @@ class Stage:
         self.where.place(0, tier)
         self.moves = Moves(there, self.script, self.where, lambda block: [])  # type: ignore[arg-type]
         job = JobMemory(lambda block: [], self.said.append)
-        self.outcomes = Outcomes(plan, job, self.where, self.recorder, PageAudit(plan, 0))
+        self.birth_nodes = BirthNodes(plan, range(tiers), lambda block: [(4096, NBYTES)], lambda may: None)
+        self.outcomes = Outcomes(plan, job, self.where, self.birth_nodes, self.recorder, PageAudit(plan, 0))
         self.block_mover = BlockMover(self.moves, self.where, self.outcomes, job.clock)
 
     def submit(self, target: int, step: int = 0) -> Move | None:
@@ -188,6 +191,19 @@ def test_a_move_that_succeeds_ends_the_series_of_failures() -> None:
         else:
             stage.move(FAST, outcome, NONE, error=errno.ENOMEM, step=step)
     assert stage.submit(FAST, step=5) is not None
+
+
+def test_a_move_that_met_untouched_pages_has_their_policy_put_back_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[tuple[int, ...]] = []
+    monkeypatch.setattr(numa, "bind", lambda *asked: bound.append(asked))
+    stage = Stage(FAST)
+    down = stage.submit(SLOW)
+    assert down is not None
+    stage.script.tell(Moved(down.job, 11, 13, 0, (0, NBYTES), Outcome.ALREADY, 0, SLOW, bound=True))
+    stage.block_mover.collect()
+    assert not bound
+    stage.birth_nodes.go_home((0,))
+    assert bound == [(4096, NBYTES, FAST)]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED], ids=["comes back", "stays"])
