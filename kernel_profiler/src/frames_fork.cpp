@@ -184,6 +184,7 @@ void leave_parent(sn_frames &f) {
 void before() {
   sn::find_device_driver();
   pthread_mutex_lock(&registry);
+  sn::guard_hold();
   bool any = false;
   for (sn_frames *f : registered) {
     if (f == nullptr) continue;
@@ -209,6 +210,7 @@ void parent() {
     go_on(*f);
     pthread_mutex_unlock(&f->mutex);
   }
+  sn::guard_let_go();
   pthread_mutex_unlock(&registry);
 }
 
@@ -223,6 +225,7 @@ void child() {
   if (ready[1] >= 0) sn_system(SYS_write, ready[1], sn::arg(&byte), 1, 0, 0, 0);
   shut(ready[1]);
   shut(ready[0]);  // not before: if the parent is gone, that is no reason to end by SIGPIPE
+  sn::guard_let_go();
   pthread_mutex_unlock(&registry);
 }
 

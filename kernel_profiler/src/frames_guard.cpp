@@ -175,4 +175,8 @@ void guard_remove(sn_frames *f) {
   for (Handler &handler : handlers) restore(handler);
 }
 
+void guard_hold() { pthread_mutex_lock(&changing); }
+
+void guard_let_go() { pthread_mutex_unlock(&changing); }
+
 }  // namespace sn
