@@ -117,7 +117,8 @@ def _accesses(trace: Trace, owner: NDArray[np.int64], tensors: NDArray[Any]) -> 
         np.add.at(rows[count], inverse[of_kind], 1)
         np.add.at(rows[nbytes], inverse[of_kind], events["nbytes"][of_kind])
     distinct = _union_bytes(inverse, events["offset"], events["nbytes"], len(key))
-    rows["touched_bytes"] = np.minimum(distinct, tensors["nbytes"][rows["extent"]])
+    whole: NDArray[np.int64] = tensors["nbytes"][rows["extent"]]
+    rows["touched_bytes"] = np.minimum(distinct, whole)
     return rows, unknown
 
 

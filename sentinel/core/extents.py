@@ -42,7 +42,8 @@ def cut_extents(profile: Profile, ranges: NDArray[Any]) -> Profile:
     problem = _range_problems(ranges, profile.tensors, profile.n_layers)
     if problem:
         raise UsageError(f"the page ranges of a profile break their own rules: {problem}", "record it again")
-    ranges = ranges[profile.tensors["managed"][ranges["tensor"]]]
+    tensor: NDArray[np.int64] = ranges["tensor"]
+    ranges = ranges[profile.tensors["managed"][tensor]]
     if not len(ranges):
         return profile
     extents = _cuts(profile.tensors["nbytes"], ranges)

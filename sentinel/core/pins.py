@@ -264,7 +264,8 @@ def _without(
 ) -> Profile:
     """`profile` with what is pinned not managed, and with the time that slow memory takes for what is kept there."""
     length = profile.n_layers
-    in_slow = homes[profile.extents["tensor"][profile.accesses["extent"]]] == SLOW
+    tensor: NDArray[np.int64] = profile.extents["tensor"][profile.accesses["extent"]]
+    in_slow = homes[tensor] == SLOW
     changes: dict[str, Any] = {}
     if machine.flops_per_s is None:
         lost = np.bincount(profile.accesses["layer"][in_slow], extra[in_slow], length)

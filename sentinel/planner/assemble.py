@@ -85,7 +85,8 @@ def assemble(
     _persistent(draft, decision, units, first)
     draft.lasting = draft.top
     pooled = np.zeros(len(units), bool)
-    pooled[decision.parts["unit"][decision.parts["pooled"]]] = True
+    of_pool: NDArray[np.int64] = decision.parts["unit"][decision.parts["pooled"]]
+    pooled[of_pool] = True
     for tier in range(len(machine.tiers)):
         _pool(draft, decision, units, profile, machine, tier, pooled)
         _arena(draft, decision, units, profile, tier, first, pooled)
@@ -181,7 +182,8 @@ def _arena(
 def _mixed(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.int64]) -> None:
     """Units with parts born in several tiers: addresses of their own, since a page is born in one tier only."""
     pooled = np.zeros(len(units), bool)
-    pooled[decision.parts["unit"][decision.parts["pooled"]]] = True
+    of_pool: NDArray[np.int64] = decision.parts["unit"][decision.parts["pooled"]]
+    pooled[of_pool] = True
     sizes, tiers = (decision.parts["pages"] * PAGE_BYTES).tolist(), decision.parts["tier"].tolist()
     mixed = np.flatnonzero((draft.base < 0) & ~pooled)
     for unit, begin, end in zip(mixed.tolist(), first[mixed].tolist(), first[mixed + 1].tolist(), strict=True):

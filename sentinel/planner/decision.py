@@ -272,9 +272,12 @@ def tier_at_zero(parts: NDArray[np.void], moves: NDArray[np.void], persistent: N
     order = np.lexsort((moves["start"], moves["part"]))
     part = moves["part"][order]
     lasts = order[np.flatnonzero(np.append(part[1:] != part[:-1], True))] if len(order) else order
-    lasts = lasts[persistent[parts["unit"][moves["part"][lasts]]]]
+    unit: NDArray[np.int64] = parts["unit"][moves["part"][lasts]]
+    lasts = lasts[persistent[unit]]
     done = moves["due"][lasts] <= length
-    parts["tier"][moves["part"][lasts]] = np.where(done, moves["target"][lasts], moves["source"][lasts])
+    home = np.where(done, moves["target"][lasts], moves["source"][lasts])
+    moved: NDArray[np.int64] = moves["part"][lasts]
+    parts["tier"][moved] = home
 
 
 @dataclass(frozen=True, eq=False)

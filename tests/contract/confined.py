@@ -173,7 +173,8 @@ def tell(stock: list[float], tracker: str, refused: list[str]) -> None:
     quality = current.profile.quality
     accesses, extents = current.profile.accesses, current.profile.extents
     touched = accesses["pages_touched"]
-    managed = current.profile.tensors["managed"][extents["tensor"][accesses["extent"]]]  # what the tracker watches
+    tensor = extents["tensor"][accesses["extent"]]
+    managed = current.profile.tensors["managed"][tensor]  # what the tracker watches
     # pages that went on within their layer have one touch, and are unknown of the later tenants: the notes count them
     went_on = [note for note in current.profile.notes if "page touches could be" in note or "touches were of" in note]
     told = sum(int(note.split()[0]) for note in went_on)

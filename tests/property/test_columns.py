@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from numpy.typing import NDArray
 
 from sentinel.core.errors import PlanError
 from sentinel.core.laws import check
@@ -52,7 +53,8 @@ def test_spans_are_those_of_each_block(made: tuple[Plan, Profile]) -> None:
 def test_uses_add_up_to_the_accesses(made: tuple[Plan, Profile]) -> None:
     plan, profile = made
     uses, a = block_uses(plan, profile), profile.accesses
-    managed = profile.tensors["managed"][profile.extents["tensor"][a["extent"]]]
+    tensor: NDArray[np.int64] = profile.extents["tensor"][a["extent"]]
+    managed = profile.tensors["managed"][tensor]
     for name in ("read_bytes", "written_bytes"):
         by_layer = [np.bincount(t["layer"], t[name], profile.n_layers) for t in (uses, a[managed])]
         assert np.abs(by_layer[0] - by_layer[1]).max() <= len(plan.blocks)  # each block's share is rounded

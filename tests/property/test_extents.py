@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from sentinel import planner
 from sentinel.core.extents import cut_extents, extent_shares, extents_as_tensors, merge_extents
@@ -34,9 +35,11 @@ def test_bytes_and_accesses_are_conserved(data: st.DataObject) -> None:
         sums[again.accesses["extent"], again.accesses["layer"]] = again.accesses[column]
         wanted[whole.accesses["extent"], whole.accesses["layer"]] = whole.accesses[column]
         assert np.array_equal(sums, wanted)
-    mine = profile.accesses[~cut[tensor[profile.accesses["extent"]]]].copy()
+    owner: NDArray[np.int64] = tensor[profile.accesses["extent"]]
+    mine = profile.accesses[~cut[owner]].copy()
     mine["extent"] = tensor[mine["extent"]]
-    assert np.array_equal(mine, whole.accesses[~cut[whole.accesses["extent"]]]), "what has no ranges is as it was"
+    owner = whole.accesses["extent"]
+    assert np.array_equal(mine, whole.accesses[~cut[owner]]), "what has no ranges is as it was"
 
 
 @given(ranged_profiles())
@@ -61,7 +64,8 @@ def test_plans_of_page_ranges_keep_the_laws(profile: Profile, machine: Machine, 
     assert run.step_ns == plan.predicted_step_ns
     touched = int(profile.accesses["touched_bytes"].sum())
     assert abs(int(run.layers["touched_bytes"].sum()) - touched) <= profile.n_layers
-    managed = profile.tensors["managed"][profile.extents["tensor"][profile.accesses["extent"]]]
+    owner: NDArray[np.int64] = profile.extents["tensor"][profile.accesses["extent"]]
+    managed = profile.tensors["managed"][owner]
     used = int(profile.accesses["touched_bytes"][managed].sum())
     uses = block_uses(plan, profile)
     assert abs(int(uses["touched_bytes"].sum()) - used) <= len(uses) + len(profile.accesses)

@@ -117,7 +117,8 @@ def test_parameters_are_touched_where_the_model_uses_them(recorded):
     profile = attribute(recorded[1].trace)
     layer = {str(identity): i for i, identity in enumerate(profile.layers)}
     index = profile.names.index("1.weight")
-    rows = profile.accesses[profile.extents["tensor"][profile.accesses["extent"]] == index]
+    tensor = profile.extents["tensor"][profile.accesses["extent"]]
+    rows = profile.accesses[tensor == index]
     used = {int(row["layer"]): (bool(row["reads"]), bool(row["writes"])) for row in rows}
     optimizer = [at for at, (_, writes) in used.items() if writes]
     assert used[layer["1:forward"]] == (True, False)

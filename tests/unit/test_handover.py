@@ -183,7 +183,7 @@ def test_plans_of_three_tiers_give_way_and_bytes_go_from_one_slower_tier_to_anot
         first.let_land()
         assert first.engine._mover.held().bytes_in[:3] == (MIB, 4 * MIB, 4 * MIB)
     moved = run.migrations[run.migrations["moved_bytes"] > 0]
-    ways = sorted(zip(*(moved[name].tolist() for name in ("block", "source", "target", "moved_bytes")), strict=True))
+    ways = sorted(moved[["block", "source", "target", "moved_bytes"]].tolist())
     assert ways == [(0, 1, 2, 4 * MIB), (1, 2, 0, 4 * MIB)]
     assert (run.layers["fast_bytes"] <= BUDGET).all()
     assert run.steps["in_step"].all()

@@ -349,7 +349,9 @@ def _chunks_in_parts(runs: NDArray[Any]) -> NDArray[np.uint64]:
     per_chunk = GRANULE_BYTES // PAGE_BYTES
     found = []
     for part in in_chunks(runs):
-        edges = np.concatenate([part["page"], part["page"] + part["npages"]]).astype(np.uint64)
+        first: NDArray[np.int64] = part["page"]
+        stop: NDArray[np.int64] = first + part["npages"]
+        edges = np.concatenate([first, stop]).astype(np.uint64)
         found.append(np.unique(edges[edges % per_chunk != 0] // per_chunk))
     return np.unique(np.concatenate([*found, np.empty(0, np.uint64)])) * np.uint64(GRANULE_BYTES)
 
