@@ -61,6 +61,23 @@ class PausingBitmap {
     }
   }
 
+  // Sets bits, whoever has set them before.
+  void mark(uint64_t first, uint64_t count) {
+    const uint64_t end = first + count;
+    for (uint64_t word = first / 64; count != 0 && word <= (end - 1) / 64; word++)
+      words_[word].fetch_or(mask(word, first, end), std::memory_order_relaxed);
+  }
+
+  // The first of [first, end) that is taken, or that is not; `end` if there is none.
+  uint64_t next(uint64_t first, uint64_t end, bool is_taken) const {
+    for (uint64_t word = first / 64; first < end; first = ++word * 64) {
+      const uint64_t now = words_[word].load(std::memory_order_acquire);
+      const uint64_t bits = (is_taken ? now : ~now) & mask(word, first, end);
+      if (bits != 0) return word * 64 + static_cast<uint64_t>(__builtin_ctzll(bits));
+    }
+    return end;
+  }
+
   uint64_t taken(uint64_t first, uint64_t count) const {
     uint64_t total = 0;
     const uint64_t end = first + count;

@@ -101,16 +101,50 @@ void discard_within(uint64_t first, uint64_t end) {
 
 uint64_t page_granules() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / kGranule; }
 
-// Drops those of the pages [first, end) that nobody has. Bytes, or -errno of the first that the kernel refused to drop.
-int64_t discard_free(uint64_t first, uint64_t end) {
+struct Pages {
+  uint64_t first, end;
+};
+
+// The next of these pages of which nobody has anything; empty, at their end, if there are none.
+Pages next_free(Pages pages) {
+  const uint64_t page = page_granules(), end = pages.end * page;
+  for (uint64_t at = pages.first * page; at < end;) {
+    const uint64_t free = (bitmap.next(at, end, false) + page - 1) / page;
+    const uint64_t taken = bitmap.next(std::min(free * page, end), end, true) / page;
+    if (taken > free) return {free, taken};
+    at = (free + 1) * page;  // of that page somebody has a part
+  }
+  return {pages.end, pages.end};
+}
+
+// Of pages that are claimed still.
+int drop(Pages pages) {
+  const uint64_t count = pages.end - pages.first, nbytes = page_granules() * kGranule;
+  due.clear(pages.first, count);
+  return sn::advise(arena.base + pages.first * nbytes, count * nbytes, MADV_DONTNEED);
+}
+
+// Drops those of these pages that nobody has, and if `later` the others once nobody has them. Bytes, or -errno of the
+// first that the kernel refused to drop.
+int64_t discard(Pages pages, bool later) {
   const uint64_t page = page_granules();
+  const auto postpone = [&](uint64_t first, uint64_t end) {
+    if (!later || first == end) return;
+    any_due.store(true, std::memory_order_relaxed);
+    due.mark(first, end - first);
+  };
   int64_t nbytes = 0;
-  const bool all = bitmap.taken(first * page, (end - first) * page) == 0;  // quicker than page by page
-  for (uint64_t last = all ? end : first; first < end; first = ++last) {
-    while (last < end && bitmap.taken(last * page, page) == 0) last++;
-    const uint64_t at = first * page, count = (last - first) * page;
-    if (count == 0 || !bitmap.claim_as_other(at, count)) continue;
-    const int error = sn::advise(arena.base + at * kGranule, count * kGranule, MADV_DONTNEED);
+  while (pages.first < pages.end) {
+    const Pages free = next_free(pages);
+    postpone(pages.first, free.first);
+    pages.first = free.end;
+    const uint64_t at = free.first * page, count = (free.end - free.first) * page;
+    if (count == 0) break;
+    if (!bitmap.claim_as_other(at, count)) {
+      postpone(free.first, free.end);
+      continue;
+    }
+    const int error = drop(free);
     bitmap.clear(at, count);
     if (error != 0) return error;
     nbytes += static_cast<int64_t>(count * kGranule);
@@ -118,30 +152,22 @@ int64_t discard_free(uint64_t first, uint64_t end) {
   return nbytes;
 }
 
-// Those of the pages [first, end) that somebody has are dropped once nobody has them.
-void discard_later(uint64_t first, uint64_t end) {
-  const uint64_t page = page_granules();
-  for (uint64_t last = first; first < end; first = ++last) {
-    while (last < end && bitmap.taken(last * page, page) != 0) last++;
-    if (last == first) continue;
-    any_due.store(true, std::memory_order_relaxed);
-    if (due.claim_as_other(first, last - first)) continue;
-    for (uint64_t each = first; each < last; each++) due.claim_as_other(each, 1);  // it may be already
+// Before granules are given back: what is due of the pages that have no others. So nobody is served what is to be dropped.
+void drop_due_within(uint64_t first_granule, uint64_t end_granule) {
+  const uint64_t page = page_granules(), end = end_granule / page;
+  for (uint64_t at = (first_granule + page - 1) / page; at < end;) {
+    const uint64_t first = due.next(at, end, true);
+    at = due.next(first, end, false);
+    if (at > first) drop({first, at});
   }
 }
 
-// Drops what is due of the pages that have one of these granules.
-void discard_due(uint64_t first_granule, uint64_t end_granule) {
-  const uint64_t page = page_granules(), end = (end_granule + page - 1) / page;
-  uint64_t first = first_granule / page;
-  if (due.taken(first, end - first) == 0) return;
-  for (uint64_t last = first; first < end; first = ++last) {
-    while (last < end && due.taken(last, 1) != 0) last++;
-    if (last == first) continue;
-    discard_free(first, last);
-    for (uint64_t each = first; each < last; each++)
-      if (bitmap.taken(each * page, page) == 0) due.clear(each, 1);
-  }
+// After they were given back: a page of which others have a part goes with the last of them.
+void drop_due_around(uint64_t granule) {
+  const uint64_t page = page_granules(), at = granule / page;
+  if (granule % page == 0 || due.taken(at, 1) == 0 || !bitmap.claim_as_other(at * page, page)) return;
+  drop({at, at + 1});
+  bitmap.clear(at * page, page);
 }
 
 bool granular(uint64_t offset, uint64_t nbytes) {
@@ -254,9 +280,14 @@ uint64_t placement_free(uint64_t address) {
   const uint64_t nbytes = arena.sizes[first];
   if (nbytes == 0) return 0;
   arena.sizes[first] = 0;
+  const uint64_t end = first + granules(nbytes);
+  // What becomes due as its tenant is freed by another thread may be seen here too late: then its next tenant takes it along.
+  const bool may_be_due = any_due.load(std::memory_order_relaxed);
   if (!keep_free_pages.load(std::memory_order_relaxed)) discard_within(address, address + nbytes);
+  if (may_be_due) drop_due_within(first, end);
   bitmap.clear(first, granules(nbytes));
-  if (any_due.load(std::memory_order_relaxed)) discard_due(first, first + granules(nbytes));
+  if (may_be_due) drop_due_around(first);
+  if (may_be_due) drop_due_around(end);
   return nbytes;
 }
 
@@ -264,16 +295,14 @@ uint64_t placement_free(uint64_t address) {
 
 extern "C" int64_t sn_placement_release(void) {
   if (arena.nbytes == 0) return -ENODEV;
-  return discard_free(0, arena.committed / kGranule / page_granules());
+  return discard({0, arena.committed / kGranule / page_granules()}, false);
 }
 
 extern "C" int64_t sn_placement_discard(uint64_t offset, uint64_t nbytes) {
   if (!granular(offset, nbytes)) return -EINVAL;
   const uint64_t page = page_granules(), first = (offset / kGranule + page - 1) / page;
   const uint64_t end = (offset + nbytes) / kGranule / page;
-  if (first >= end) return 0;
-  discard_later(first, end);  // first: what is freed meanwhile goes one way or the other
-  return discard_free(first, end);
+  return first < end ? discard({first, end}, true) : 0;
 }
 
 extern "C" int sn_placement_huge(uint64_t count, const uint64_t *offsets, const uint64_t *nbytes) {

@@ -201,6 +201,43 @@ void a_page_of_two_tenants_is_discarded_with_the_last() {
   CHECK(holds(first, 1024, 0) && holds(last, 1024, 0));
 }
 
+// Whoever is served what another thread is freeing finds the pages that were due gone, and the rest of them goes too.
+void nobody_is_served_what_is_to_be_discarded() {
+  constexpr uint64_t kWhole = 256 << 10, kPart = 64 << 10;
+  CHECK(place({0, 1}, {0, 0}, {0, kPart}, {kWhole, kPart}, kWhole) == 0);
+  std::atomic<bool> stop{false};
+  std::atomic<void *> handed{nullptr};
+  std::thread freer([&] {
+    while (!stop.load())
+      if (void *address = handed.load()) {
+        sn_free(address);
+        handed.store(nullptr);
+      }
+  });
+  for (int round = 0; round < 600; round++) {
+    sn_tick(0);
+    auto *whole = static_cast<unsigned char *>(sn_allocate(kWhole));
+    CHECK(placed(whole));
+    fill(whole, kWhole, 1);
+    CHECK(sn_placement_discard(0, kWhole) == 0);
+    handed.store(whole);
+    void *part = nullptr;
+    while (part == nullptr) {
+      sn_tick(1);
+      part = sn_allocate(kPart);
+      if (placed(part)) break;
+      sn_free(part);
+      part = nullptr;
+    }
+    CHECK(holds(part, kPart, 0));
+    sn_free(part);
+    while (handed.load() != nullptr) {}
+    CHECK(holds(whole, kWhole, 0));
+  }
+  stop.store(true);
+  freer.join();
+}
+
 void only_whole_pages_of_the_arena_are_discarded() {
   CHECK(place({0}, {0}, {0}, {8192}, 8192) == 0);
   CHECK(sn_placement_discard(512, 4096) == 0 && sn_placement_discard(512, 8192 - 512) == 4096);
@@ -280,6 +317,7 @@ int main() {
   free_pages_go_back_when_placing_ends();
   what_tenants_have_is_discarded_as_they_are_freed();
   a_page_of_two_tenants_is_discarded_with_the_last();
+  nobody_is_served_what_is_to_be_discarded();
   only_whole_pages_of_the_arena_are_discarded();
   movers_and_foreign_frees_never_touch_live_bytes();
   CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);
