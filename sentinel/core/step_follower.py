@@ -59,6 +59,7 @@ class StepFollower:
         self.layer: int | None = 0
         self._answers: tuple[Position, ...] = ()  # as each layer begins in step
         self._index: dict[LayerId, int] = {}
+        self._known = frozenset[Tick]()  # the cycle's, in any order
         self._counts = Counter[Tick]()  # in this step, while out of step
         self._recorded: list[Tick] = []
         self._recorded_boundaries: list[int] = []
@@ -96,8 +97,10 @@ class StepFollower:
         ticks = self.cycle.ticks
         if self.in_step:
             self._counts = Counter(ticks[: self.layer])
-        index = self._index.get(LayerId(tick[0], self._counts[tick], tick[1]))
-        self._counts[tick] += 1
+        index = None
+        if tick in self._known:  # others are not counted: there may be ever new ones
+            index = self._index.get(LayerId(tick[0], self._counts[tick], tick[1]))
+            self._counts[tick] += 1
         self.layer = None if index is None else (index + 1) % len(ticks)
         # One more than the cycle has: the step before was cut short, and a new one has begun.
         self.in_step = index == 0 or (index is None and tick == ticks[0])
@@ -192,6 +195,7 @@ class StepFollower:
     def _follow(self, cycle: LayerCycle, *, in_step: bool) -> None:
         self.cycle, self.layers = cycle, cycle.layers()
         self._index = {tick: i for i, tick in enumerate(self.layers)}
+        self._known = frozenset(cycle.ticks)
         self._answers = (Position(0, "whole"), *(Position(layer) for layer in range(1, len(self.layers))))
         self._counts.clear()
         self.in_step, self.layer = in_step, 0 if in_step else None

@@ -7,7 +7,6 @@ again, or its life ends, they get the policy of its home back: the next block at
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from sentinel.core.errors import NativeError
@@ -36,6 +35,7 @@ class BirthNodes:
         let_bind: Callable[[bool], None],
     ) -> None:
         # Persistent blocks are in an arena of the fast tier, whatever the plan starts them in.
+        self._persistent = [block.persistent for block in plan.blocks]
         self._home = [FAST if block.persistent else block.tier for block in plan.blocks]
         self._nodes, self._ranges, self._let_bind = nodes, ranges, let_bind
         self._away: dict[int, int] = {}  # block -> how many ranges it has
@@ -46,8 +46,8 @@ class BirthNodes:
         """A move has ended. If it met pages that nobody has touched, these are born where it went."""
         block = ended.move.block
         home = self._home[block]
-        if ended.bound:
-            self._note(block, len(self._ranges(block)) if ended.move.target != home else 0)
+        if ended.bound and ended.move.target != home:
+            self._note(block, len(self._ranges(block)))
         elif ended.tier == home:
             self.go_home((block,))
 
@@ -59,14 +59,26 @@ class BirthNodes:
             node = self._nodes[self._home[block]]
             if block not in self._away or node is None:
                 continue
-            with contextlib.suppress(NativeError):  # tried again as its next life ends; until then the audit finds them
-                for address, nbytes in self._ranges(block):
-                    numa.bind(address, nbytes, node)
-                self._note(block, 0)
+            refused = sum(not _bound(address, nbytes, node) for address, nbytes in self._ranges(block))
+            self._note(block, refused)  # tried again as its next life ends; until then the audit finds them
 
     def all_go_home(self) -> None:
         """As `go_home`, for whatever blocks it may be."""
         self.go_home(tuple(self._away))
+
+    def give(self) -> bool:
+        """Another plan takes over: pages of blocks that end here are born at home. Whether there are others, which keep
+        what they have."""
+        self.go_home([block for block in self._away if not self._persistent[block]])
+        kept = any(self._persistent[block] for block in self._away)
+        for block in tuple(self._away):
+            self._note(block, 0)
+        return kept
+
+    def take(self, blocks: Iterable[int]) -> None:
+        """Pages of these persistent blocks may be born elsewhere than at home, since the plan before."""
+        for block in blocks:
+            self._note(block, len(self._ranges(block)))
 
     def _note(self, block: int, ranges: int) -> None:
         """So many ranges of `block` have another policy than their home's."""
@@ -74,3 +86,12 @@ class BirthNodes:
         if ranges:
             self._away[block] = ranges
         self._let_bind(self._ranges_away < MOST_RANGES)
+
+
+def _bound(address: int, nbytes: int, node: int) -> bool:
+    """Whether the kernel took it that pages there are born on `node`."""
+    try:
+        numa.bind(address, nbytes, node)
+    except NativeError:
+        return False
+    return True

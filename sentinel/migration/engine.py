@@ -173,11 +173,11 @@ class Engine:
         self._block_mover.cancel()
         spans = self._residents.give()
         self._release((*self._residents.passing, *self._residents.wrapping))
-        self._birth_nodes.all_go_home()
+        births_away = self._birth_nodes.give()
         self._transients.give_back(self._mover.held().bytes_in)
         self._table.held[:] = [False] * len(self._table.held)
         self._recorder.drop_step()
-        return Handover(self._recorder.layer_began_ns, spans)
+        return Handover(self._recorder.layer_began_ns, spans, births_away)
 
     def take_over(self, given: Handover, *, in_step: bool) -> None:
         """Apply this plan from now on, in layer 0 (`in_step`) or from the next step, with bytes where `given` says.
@@ -206,6 +206,8 @@ class Engine:
     def _take(self, given: Handover, now: int) -> None:
         self._recorder.began_ns = self._recorder.began_ns or given.began_ns or now
         self._residents.take(given.spans)
+        if given.births_away:
+            self._birth_nodes.take(self._residents.partly_away())
 
     def _resume(self) -> int:
         """Back in step at layer 0: take blocks as they are, and send them where the plan has them by now."""

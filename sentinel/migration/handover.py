@@ -22,10 +22,12 @@ SPAN_DTYPE = np.dtype([("address", "<i8"), ("nbytes", "<i8"), ("bytes_in", "<i8"
 
 @dataclass(frozen=True, eq=False)
 class Handover:
-    """`began_ns`: when the layer under way began. `spans`: of dtype SPAN_DTYPE."""
+    """`began_ns`: when the layer under way began. `spans`: of dtype SPAN_DTYPE. `births_away`: untouched pages of some
+    blocks are born outside fast memory; see BirthNodes."""
 
     began_ns: int
     spans: NDArray[Any]
+    births_away: bool = False
 
 
 class Pieces:

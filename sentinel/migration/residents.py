@@ -94,6 +94,10 @@ class Residents:
         """Where persistent blocks are, of dtype SPAN_DTYPE."""
         return self._pieces.tell(self._table.bytes_in, self._table.nbytes)
 
+    def partly_away(self) -> list[int]:
+        """Persistent blocks that have bytes outside fast memory."""
+        return [index for index in self.lasting if self._table.fast_bytes[index] < self._table.nbytes[index]]
+
     def _hold_new(self, index: int, tier: int) -> None:
         """In slower tier `tier`, or the last one where it has no room yet. Pages are born where they are."""
         nbytes, last = self._table.nbytes[index], len(self._tiers) - 1

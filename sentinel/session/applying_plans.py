@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sentinel import tiers
-from sentinel.core.errors import PlanError, SentinelError
+from sentinel.core.errors import SentinelError
 from sentinel.core.layer_cycle import LayerCycle, Tick
 from sentinel.core.step_follower import Position
 from sentinel.core.trace import Trace
@@ -70,8 +70,13 @@ class ApplyingPlans:
     def plan_shape(self, flow: Dataflow) -> State:
         """A profiled dataflow that no bucket knows. It has one once it has a plan, and until then this goes on."""
         applying = self._context.applying
-        pending = self._context.planning.begin(flow, applying.flows)
-        if (planned := pending.flow()) is not None:
+        try:
+            pending = self._context.planning.begin(flow, applying.flows)
+            planned = pending.flow()
+        except SentinelError as error:
+            self._keep_plans(None, error)
+            return self.apply(applying.current)
+        if planned is not None:
             return self.add_shape(planned)
 
         def add(planned: Dataflow) -> None:
@@ -120,8 +125,13 @@ class ApplyingPlans:
         planning, flows = self._context.planning, self._context.applying.flows
         for bucket in self._context.applying.buckets:
             if bucket.flow.profile is not None and planning.outdated(bucket.flow, flows):
-                pending = planning.begin(bucket.flow, flows)
-                if (flow := pending.flow()) is not None:
+                try:
+                    pending = planning.begin(bucket.flow, flows)
+                    flow = pending.flow()
+                except SentinelError as error:
+                    self._keep_plans(bucket, error)
+                    continue
+                if flow is not None:
                     renew(bucket, flow)
                 else:
                     self._await(bucket, pending, partial(self._renew_between_steps, bucket))
@@ -200,11 +210,9 @@ class ApplyingPlans:
         for bucket, (plan, take) in self._pending.items():
             try:
                 flow = plan.flow()
-            except PlanError as error:
+            except SentinelError as error:
                 del self._pending[bucket]
-                _note_once(self._context, f"the present plans go on, since another one could not be made: {error}")
-                if bucket is None:
-                    self.shapes.recorded(known=True)  # in vain, which is allowed so often
+                self._keep_plans(bucket, error)
                 return
             if flow is not None:
                 del self._pending[bucket]
@@ -213,6 +221,12 @@ class ApplyingPlans:
                     self._cancelled = False
                     self._hold_to_one_budget(self._renew_between_steps)
                 return
+
+    def _keep_plans(self, bucket: Bucket | None, why: SentinelError) -> None:
+        """There is no other plan for that bucket, or for a shape that has none."""
+        _note_once(self._context, f"the present plans go on, since another one could not be made: {why}")
+        if bucket is None:
+            self.shapes.recorded(known=True)  # in vain, which is allowed so often
 
 
 class _Pending(NamedTuple):

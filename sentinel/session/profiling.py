@@ -66,6 +66,7 @@ class Profiling:
             return first.recorded(trace)
         self._context.planned(self._context.planning.profiled(trace, provisional=True))
         self._context.notes.append(provisional)
+        self._context.follower.detect_changes()  # that step may have been like no other
         return WaitingForStep(self._context, first)
 
 

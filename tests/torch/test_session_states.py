@@ -22,6 +22,7 @@ from sentinel.session.session import Session  # noqa: E402
 from sentinel.session.state import Over  # noqa: E402
 from sentinel.session.training_job import TrainingJob  # noqa: E402
 from sentinel.session.whole_step import MOST_ROUNDS, RecordingStep, WaitingForStep  # noqa: E402
+from sentinel.system import native  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -110,6 +111,37 @@ def test_a_step_of_a_new_shape_that_does_not_end_takes_no_plan_away() -> None:
     begun = [*PROFILED, "RecordingStep", "ApplyingPlans"]
     assert session.seen == [*begun, "WaitingForStep", "RecordingStep", "ApplyingPlans", "ENDING", "ENDED"]
     assert session.context.follower.n_changes == 1
+
+
+def test_a_shape_for_which_there_is_no_room_takes_no_plan_away() -> None:
+    session = states([ALL] * 20, rows=[64] * 8 + [1 << 14, 64] * 6, fast="1MiB", slow="emulated:nvme-gen4")
+    assert session.seen[:7] == [*PROFILED, "RecordingStep", "ApplyingPlans"]
+    assert session.seen[-3:] == ["ApplyingPlans", "ENDING", "ENDED"]
+    assert any("the present plans go on" in note and "needs" in note for note in session.notes)
+    assert len(session.context.applying.buckets) == 1
+
+
+def test_where_the_profiled_step_begins_as_no_other_does_another_one_is_profiled() -> None:
+    """The optimizer's state is born in it, so another one is waited for, which never begins as it did."""
+    session = states([ALL] + [FEW] * (ROUNDS + 5))
+    assert session.seen == [*PROFILED, "ENDING", "ENDED"]
+    assert session.plan is not None
+    assert {layer.name for layer in session.plan.layers if layer.phase == "forward"} == set("123")
+
+
+def test_nothing_is_logged_while_a_step_is_waited_for_that_does_not_come() -> None:
+    session = replaying()
+    replay(session, ["x", "y"])
+    session.context.job.state_was_born = lambda: True  # type: ignore[method-assign]
+    session.end_profile()
+    logged = []
+    for number in range(200):
+        replay(session, [f"{number}"])
+        logged.append(native.library().sn_log_count())
+    assert isinstance(session.state, WaitingForStep)
+    session.stop()
+    assert logged[1] > logged[0]  # negative control: at first there may still be a step
+    assert logged[-1] == logged[len(logged) // 2]
 
 
 def replay(session: Session, ticks: Sequence[str]) -> None:

@@ -327,3 +327,11 @@ def test_a_step_that_was_recorded_is_followed_unless_it_is_already() -> None:
     follower.follow_recorded(LayerCycle(ticks("ac"), (2,)))
     assert follower.cycle.boundaries == (2,)
     assert follower.layer == 1  # its first tick had come
+
+
+def test_ticks_that_are_new_each_time_are_not_kept() -> None:
+    follower = learned("abc")
+    for number in range(1000):
+        assert follower.tick((f"only once {number}", "forward")).layer is None
+    assert set(follower._counts) <= set(ticks("abc"))
+    assert [follower.tick(tick).layer for tick in ticks("abc")] == [1, 2, 0]
