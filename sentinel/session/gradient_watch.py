@@ -7,14 +7,16 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.optim import Optimizer
 
 from sentinel.core.rules import first_broken
 from sentinel.profiler import operators
+from sentinel.session import written_since
 from sentinel.session.step_alone import changed_option
 
 EVERYTHING = 1 << 62
@@ -34,6 +36,14 @@ class _Touchable:
     end: int = EVERYTHING
 
 
+class _Ready(NamedTuple):
+    """A parameter whose gradient is complete, its options then, and how it was."""
+
+    parameter: torch.Tensor
+    options: dict[str, Any]
+    before: written_since.Before
+
+
 class GradientWatch:
     """From `begin` to `end`, from the end of one step of an optimizer to the end of the next.
 
@@ -47,8 +57,9 @@ class GradientWatch:
         self._twice = False
         self._in_step = False
         self._within = ""  # why the gradients are of no use before the step
+        self._changed = ""  # a parameter, or its state: which
         self._begun = EVERYTHING  # the first event of the step proper
-        self._ready: dict[int, dict[str, Any]] = {}  # a parameter's options when its gradient was complete
+        self._ready: dict[int, _Ready] = {}  # parameters, by id
         self._spans: list[_Touchable] = []
 
     def begin(self, parameters: list[torch.Tensor]) -> None:
@@ -63,7 +74,7 @@ class GradientWatch:
         """Ids of the parameters whose gradients were complete before the step."""
         return set(self._ready)
 
-    def gradient_complete(self, parameter: torch.Tensor, options: dict[str, Any]) -> None:
+    def gradient_complete(self, optimizer: Optimizer, parameter: torch.Tensor, options: dict[str, Any]) -> None:
         """A backward has added to the gradient of `parameter`, which autograd does once in it."""
         self._others |= threading.get_ident() != self._thread
         if self._in_step:
@@ -73,19 +84,24 @@ class GradientWatch:
         if torch.is_autocast_enabled("cpu"):
             self._within = "backward runs within autocast, which the step may not be in"
         self._twice |= id(parameter) in self._ready
-        self._ready[id(parameter)] = options
+        self._ready[id(parameter)] = _Ready(parameter, options, written_since.before(optimizer, parameter))
         self._gradient(parameter, BEFORE)
-        storage = parameter.untyped_storage()
         begin = operators.events_so_far()
-        self._spans.append(_Touchable("a parameter", BEFORE, storage.data_ptr(), storage.nbytes(), begin))
+        held = [("a parameter", parameter)]
+        held += [("optimizer state", each) for each in written_since.state_of(optimizer, parameter)]
+        for what, tensor in held:
+            storage = tensor.untyped_storage()
+            self._spans.append(_Touchable(what, BEFORE, storage.data_ptr(), storage.nbytes(), begin))
 
-    def step_begins(self, now: dict[int, dict[str, Any]]) -> None:
+    def step_begins(self, optimizer: Optimizer, now: dict[int, dict[str, Any]]) -> None:
         """Its own code is about to run. `now`: the options of each parameter, by its id."""
         self._in_step = True
         self._begun = operators.events_so_far()
-        for parameter, options in self._ready.items():
-            if changed := changed_option(options, now.get(parameter, {})):
+        for number, ready in self._ready.items():
+            if changed := changed_option(ready.options, now.get(number, {})):
                 self._within = f"its option {changed!r} is set between backward and step"
+            elif changed := written_since.changed(ready.before, optimizer, ready.parameter):
+                self._changed = f"{changed} is changed between backward and step"
 
     def end(self) -> str:
         """Record no more. Why parameters may not take their updates in backward; "" if they may."""
@@ -100,7 +116,7 @@ class GradientWatch:
             (self._within, self._within),
             (self._twice, "more than one backward pass adds to a gradient before the step"),
             (not self._ready, "no backward pass was seen before its step"),
-        ) or next(self._touched(log), "")
+        ) or next(self._touched(log), self._changed)  # who has touched it says more than that it has changed
 
     def cancel(self) -> None:
         """Record no more, and forget what was recorded."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,12 +26,22 @@ from torch.optim import Optimizer
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes
 from sentinel.profiler import hooks
+from sentinel.session import written_since
 from sentinel.session.gradient_watch import GradientWatch
 from sentinel.session.spent_gradient import WITHOUT, SpentGradient
 from sentinel.session.spent_guard import SpentGuard
 from sentinel.session.step_alone import changed_option, options_of, step_alone
 
 AGAIN = f"load what was saved of model and optimizer, or start again, and {WITHOUT}"
+
+
+@dataclass(eq=False)
+class _Spent:
+    """A parameter that took its update in backward, with these options. `left`: as that left it; None until then."""
+
+    parameter: torch.Tensor
+    options: dict[str, Any]
+    left: written_since.Before | None = None
 
 
 class OverlappedOptimizer:
@@ -54,9 +65,10 @@ class OverlappedOptimizer:
         self._ready: set[int] = set()  # ids of parameters that may take their updates in backward
         self._group_of: dict[int, int] = {}  # of each parameter by id: a loaded state makes groups again
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._spent: dict[int, tuple[torch.Tensor, dict[str, Any]]] = {}  # in this step, with the options used
+        self._spent: dict[int, _Spent] = {}  # in this step
         self._stand_ins: dict[int, SpentGradient] = {}
         self._in_step = False
+        self._broken = False  # a step, and told so; until a state is loaded
 
     # ---- one whole step is watched --------------------------------------------------------------------------
 
@@ -114,7 +126,7 @@ class OverlappedOptimizer:
 
     def drop_spent(self) -> None:
         """No step comes after the updates of this backward pass."""
-        self._guard.drop([parameter for parameter, _ in self._spent.values()])
+        self._guard.drop([spent.parameter for spent in self._spent.values()])
         self._spent = {}
 
     def _alive(self) -> Optimizer:
@@ -155,7 +167,7 @@ class OverlappedOptimizer:
             return
         group = groups[number]
         if self._watched is not None:
-            self._watched.gradient_complete(parameter, options_of(optimizer, group))
+            self._watched.gradient_complete(optimizer, parameter, options_of(optimizer, group))
         elif id(parameter) in self._spent:
             raise self._misused(
                 "a second backward pass came before step(), and adds to a gradient that has been used already"
@@ -178,9 +190,12 @@ class OverlappedOptimizer:
 
     def _update(self, optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> None:
         self._guard.after_backward()
-        self._spent[id(parameter)] = (parameter, options_of(optimizer, group))  # first: it may be interrupted
+        self._spent[id(parameter)] = spent = _Spent(
+            parameter, options_of(optimizer, group)
+        )  # first: it may be interrupted
         step_alone(optimizer, group, parameter)
-        self._guard.spent(parameter)
+        spent.left = written_since.before(optimizer, parameter)
+        self._guard.spent(parameter, written_since.state_of(optimizer, parameter))
         stand_in = self._stand_ins.get(id(parameter))
         if stand_in is None or stand_in.size() != parameter.size() or stand_in.dtype != parameter.dtype:
             stand_in = self._stand_ins[id(parameter)] = SpentGradient(parameter)
@@ -205,39 +220,53 @@ class OverlappedOptimizer:
         for key in (*ours, *reversed(others)):
             after.move_to_end(key, last=False)
 
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before(self, optimizer: Optimizer, asked: tuple[Any, ...], named: dict[str, Any]) -> None:
         if os.getpid() != self._process:
             return
         if self._watched is not None:
             groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-            self._watched.step_begins({number: options_of(optimizer, group) for number, group in groups.items()})
+            now = {number: options_of(optimizer, group) for number, group in groups.items()}
+            self._watched.step_begins(optimizer, now)
         self._in_step = True
         self._check(optimizer)
-        for parameter, _options in self._spent.values():
-            parameter.grad = None
+        if len(asked) < 2 and named.get("closure") is None:  # a closure may have gradients anew
+            self._check_others()
+        for spent in self._spent.values():
+            spent.parameter.grad = None
 
     def _check(self, optimizer: Optimizer) -> None:
         """Raises UsageError where the step would not have made the updates that were made."""
-        if self._spent and (touched := self._guard.touched([parameter for parameter, _ in self._spent.values()])):
+        if self._spent and (touched := self._guard.touched([spent.parameter for spent in self._spent.values()])):
             raise self._misused(f"{touched} between backward and step(), when it had taken its update")
         now = {id(p): group for group in optimizer.param_groups for p in group["params"]} if self._spent else {}
-        for number, (parameter, options) in self._spent.items():
+        for number, spent in self._spent.items():
             stand_in = self._stand_ins.get(number)  # None where an update was interrupted
-            if stand_in is None or parameter.grad is not stand_in:
+            if stand_in is None or spent.left is None or spent.parameter.grad is not stand_in:
                 raise self._misused("a gradient was replaced or removed between backward and step()")
             if number not in now:
                 raise self._misused("a parameter left the optimizer between backward and step()")
-            if changed := changed_option(options, options_of(optimizer, now[number])):
+            if changed := changed_option(spent.options, options_of(optimizer, now[number])):
                 raise self._misused(f"{changed!r} was set between backward and step(), after its use")
+            if changed := written_since.changed(spent.left, optimizer, spent.parameter):
+                raise self._misused(f"{changed} was changed between backward and step(), when it had taken its update")
+
+    def _check_others(self) -> None:
+        """Raises UsageError where the step would use what was used before: it was left out, or comes a second time, or
+        another state was loaded before it."""
+        for number, stand_in in self._stand_ins.items():
+            parameter = self._hooked[number]()
+            if number not in self._spent and parameter is not None and parameter.grad is stand_in:
+                raise self._misused("step() would use gradients that were used in backward already")
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         if os.getpid() != self._process:
             return
         self._in_step = False
         if self._spent:
-            self.spent_bytes = sum(p.numel() * p.element_size() for p, _ in self._spent.values())
-        for number, (parameter, _options) in self._spent.items():
-            parameter.grad = self._stand_ins[number]
+            held = [spent.parameter for spent in self._spent.values()]
+            self.spent_bytes = sum(p.numel() * p.element_size() for p in held)
+        for number, spent in self._spent.items():
+            spent.parameter.grad = self._stand_ins[number]
         self._spent = {}
         if self._watched is not None:
             self._end_watch()
@@ -256,13 +285,20 @@ class OverlappedOptimizer:
             raise self._misused("state_dict() between backward and step(): some of the state is that of after the step")
 
     def _loaded(self, _optimizer: Optimizer, *_: Any) -> None:
-        """Another state is taken: what the broken step has done no longer counts."""
-        for parameter, _options in self._spent.values():
-            parameter.grad = None
-        self._in_step = False
+        """Another state is taken. After a step that was broken, what it has done no longer counts. Else its gradients
+        stay used: the step that would use them with that state raises."""
+        if self._broken or self._guard.in_backward:
+            for number, stand_in in self._stand_ins.items():
+                parameter = self._hooked[number]()
+                if parameter is not None and parameter.grad is stand_in:
+                    parameter.grad = None
+            for spent in self._spent.values():
+                spent.parameter.grad = None
+        self._in_step = self._broken = False
         self.drop_spent()
 
     def _misused(self, what: str) -> UsageError:
+        self._broken = True
         return UsageError(f"overlap_optimizer: {self.name}: {what}", AGAIN)
 
     # ---- told ---------------------------------------------------------------------------------------------------

@@ -168,6 +168,43 @@ def with_gradients_of_gradients(_model: nn.Module, optimizer: Any, loss: Any, _n
     optimizer.step()
 
 
+def state_decayed_after_backward(_model: nn.Module, optimizer: Any, loss: Any, _number: int) -> None:
+    loss.backward()
+    decay(optimizer)
+    optimizer.step()
+
+
+def state_logged_after_backward(model: nn.Module, optimizer: Any, loss: Any, number: int) -> None:
+    loss.backward()
+    if number:
+        float(optimizer.state[model.last.weight]["exp_avg"].norm())
+    optimizer.step()
+
+
+def state_loaded_after_backward(_model: nn.Module, optimizer: Any, loss: Any, _number: int) -> None:
+    loss.backward()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.step()
+
+
+def parameters_exchanged_after_backward(model: nn.Module, optimizer: Any, loss: Any, number: int) -> None:
+    if number == 0:
+        optimizer.others = [p.detach() * 0.5 for p in model.parameters()]
+    loss.backward()
+    exchange(model, optimizer.others)
+    optimizer.step()
+
+
+def decay(optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"].mul_(0.5)
+
+
+def exchange(model: nn.Module, others: list[Any]) -> None:
+    for parameter, other in zip(model.parameters(), others, strict=True):
+        parameter.data, other.data = other.data, parameter.data
+
+
 REFUSED = {
     clipped: "linalg_vector_norm reads a gradient between backward and step",
     clipped_in_a_hook: "clamp_min_ reads a gradient between backward and step",
@@ -180,6 +217,10 @@ REFUSED = {
     scaled: "_amp_foreach_non_finite_check_and_unscale_ reads a gradient between backward and step",
     rate_set_after_backward: "its option 'lr' is set between backward and step",
     with_gradients_of_gradients: "its gradients have gradients themselves",
+    state_decayed_after_backward: "mul_ reads optimizer state between backward and step",
+    state_logged_after_backward: "linalg_vector_norm reads optimizer state between backward and step",
+    state_loaded_after_backward: "reads optimizer state between backward and step",
+    parameters_exchanged_after_backward: "a parameter is changed between backward and step",
 }
 
 
@@ -515,6 +556,77 @@ def test_parameters_read_between_backward_and_step_are_found(begun: Any) -> None
     assert not operators.recording()
 
 
+def halve(optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"] = torch.from_numpy(state["exp_avg"].numpy() * np.float32(0.5))
+
+
+LATE = {
+    "decayed": (decay, "mul_ reads optimizer state between backward and step"),
+    "cleared": (
+        lambda optimizer: optimizer.state.clear(),
+        "the state 'step' of a parameter was changed between backward",
+    ),
+    "replaced": (
+        lambda optimizer: [state.update(exp_avg=state["exp_avg"].numpy() * 0.5) for state in optimizer.state.values()],
+        "the state 'exp_avg' of a parameter was changed between backward",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", sorted(LATE))
+def test_state_that_is_changed_between_backward_and_step_raises(begun: Any, what: str) -> None:
+    _, model, optimizer, tokens = begun
+    change, told = LATE[what]
+    cases.loss_of(model, tokens[0]).backward()
+    change(optimizer)
+    with pytest.raises(UsageError, match=told):
+        optimizer.step()
+    assert not operators.recording()
+
+
+def test_parameters_exchanged_between_backward_and_step_raise(begun: Any) -> None:
+    _, model, optimizer, tokens = begun
+    others = [p.detach() * 0.5 for p in model.parameters()]
+    cases.loss_of(model, tokens[0]).backward()
+    exchange(model, others)
+    with pytest.raises(UsageError, match="a parameter was changed between backward and step"):
+        optimizer.step()
+
+
+def test_a_state_that_is_loaded_between_backward_and_step_raises_in_the_step(begun: Any) -> None:
+    _, model, optimizer, tokens = begun
+    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    expected = continued(saved, tokens[1:])
+    cases.loss_of(model, tokens[0]).backward()
+    optimizer.load_state_dict(copy.deepcopy(saved[1]))
+    with pytest.raises(UsageError, match="would use gradients that were used in backward"):
+        optimizer.step()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert model.last.weight.grad is None
+    for batch in tokens[1:]:
+        optimizer.zero_grad()
+        cases.loss_of(model, batch).backward()
+        optimizer.step()
+    assert digest(model.parameters()) == expected
+
+
+def test_a_step_that_is_given_up_for_what_was_saved_is_as_in_stock(begun: Any) -> None:
+    """As where a loss is no number."""
+    _, model, optimizer, tokens = begun
+    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    expected = continued(saved, tokens[1:])
+    cases.loss_of(model, tokens[0]).backward()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    for batch in tokens[1:]:
+        optimizer.zero_grad()
+        cases.loss_of(model, batch).backward()
+        optimizer.step()
+    assert digest(model.parameters()) == expected
+
+
 def test_a_closure_from_a_later_step_on_is_left_to_the_step(begun: Any) -> None:
     _steps, model, optimizer, tokens = begun
     saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
@@ -602,6 +714,7 @@ def test_one_parameter_steps_alone_and_groups_stay_whole() -> None:
 
 def test_a_gradient_that_is_freed_and_whose_memory_is_used_again_is_touched_by_nobody() -> None:
     memory, parameter = np.ones(300, np.float32), nn.Parameter(torch.ones(300))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
     for freed in (True, False):
         parameter.grad = torch.from_numpy(memory)
         watched = GradientWatch()
@@ -612,8 +725,8 @@ def test_a_gradient_that_is_freed_and_whose_memory_is_used_again_is_touched_by_n
         parameter.grad = None
         parameter.sum().backward()
         with torch.no_grad():  # as within backward
-            watched.gradient_complete(parameter, {})
-        watched.step_begins({id(parameter): {}})
+            watched.gradient_complete(optimizer, parameter, {})
+        watched.step_begins(optimizer, {id(parameter): {}})
         assert watched.end() == ("" if freed else "mul_ reads a gradient after the step")
     assert not operators.recording()
 
