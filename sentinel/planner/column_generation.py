@@ -40,7 +40,7 @@ class Effort:
     `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be split. `whole_s`: seconds of that
     search, 0: as long as it takes. `promised_by`: round
     the mix only if a round of pricing found nothing more; do not even look for one where this other effort is far
-    from that.
+    from that. `nearest`: see `Master`.
     """
 
     rounds: int
@@ -51,6 +51,7 @@ class Effort:
     whole_nodes: int = 0
     whole_s: float = 0.0
     promised_by: Effort | None = None
+    nearest: int | None = None
 
 
 _MIDDLING = 150_000
@@ -62,14 +63,22 @@ _LARGE = 1_000_000
 _MANY = 20_000
 """Tensors from which on they are, however few the layers: packing them takes nearly all the time of a candidate."""
 
+_NEAREST = 500
+"""Columns beyond those of the basis that a search keeps where one plan takes seconds: with all of them programs take
+longer, and most are never in a mix."""
 
-def efforts_for(work: Workload) -> tuple[Effort, ...]:
-    """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible."""
+
+def efforts_for(work: Workload, *, drops: bool = False) -> tuple[Effort, ...]:
+    """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible.
+
+    `drops`: where one plan takes seconds, columns far from the mix go. The step is 0.4 % longer then in the mean, but
+    that of a search which continues this one is not.
+    """
     if is_large(work):
         return (Effort(12, 2, 1, pinned_entries=0),)
     if len(work.units) * work.n_layers > _MIDDLING:
         # with two tiers, a mix that did not converge is hardly ever better than the one by layers, and takes as long
-        by_layers = Effort(60, 4, 3, pinned_entries=0)
+        by_layers = Effort(60, 4, 3, pinned_entries=0, nearest=_NEAREST if drops else None)
         two = len(work.machine.tiers) == 2
         return (Effort(60, 4, 3, dives=(12,), promised_by=by_layers if two else None), by_layers)
     return (Effort(60, 4, 20, dives=(0, 6, 12, 24)), Effort(60, 4, 20, pinned_entries=0))
@@ -78,8 +87,13 @@ def efforts_for(work: Workload) -> tuple[Effort, ...]:
 def efforts_again(work: Workload) -> tuple[Effort, ...]:
     """How hard to try where a step is planned again for other machines: as hard, but for the cheapest effort only where
     one plan takes seconds."""
-    efforts = efforts_for(work)
-    return efforts if len(work.units) * work.n_layers <= _MIDDLING else efforts[-1:]
+    efforts = efforts_for(work, drops=True)
+    return efforts[-1:] if is_continued(work) else efforts
+
+
+def is_continued(work: Workload) -> bool:
+    """Whether a search for another machine begins where this one ends: where one plan takes seconds."""
+    return len(work.units) * work.n_layers > _MIDDLING
 
 
 def is_large(work: Workload) -> bool:
@@ -95,13 +109,19 @@ _NEAR = 1.0005
 """Stop when a rounded mix takes at most this many times as long as the relaxed one: no search finds much better."""
 
 
-def optimized(work: Workload, *efforts: Effort) -> Iterator[tuple[str, Decision]]:
+Ends = dict[int, "ColumnGeneration"]
+"""The generations in which efforts ended, by their `pinned_entries`."""
+
+
+def optimized(work: Workload, *efforts: Effort, ends: Ends | None = None) -> Iterator[tuple[str, Decision]]:
     """Decisions with their labels, of each effort one for each of its `dives`, until one is near the relaxed step.
 
     Their details: `program_ns`, the step that the program predicts; `columns`; of a mix that splits no unit its `gap`.
     None of an effort whose solver fails.
+    `ends`: of a search of the same workload for a machine with other links; those of this search take their place.
     """
-    relaxed_by = cache(partial(_relaxed, work, cache(partial(_descended, work))))
+    ends = {} if ends is None else ends
+    relaxed_by = cache(partial(_relaxed, work, cache(partial(_descended, work)), dict(ends), ends))
     for effort in efforts:
         if effort.promised_by and relaxed_by(effort.promised_by)[0].is_hopeless:
             continue
@@ -120,9 +140,17 @@ def start_column_generation(work: Workload, effort: Effort) -> ColumnGeneration:
     return _start(work, effort, _descended(work, effort.rounds, effort.keep, whole=effort.whole_nodes > 0))
 
 
-def _relaxed(work: Workload, descended: Callable[..., _Descent], effort: Effort) -> tuple[ColumnGeneration, Mix | None]:
-    generation = _start(work, effort, descended(effort.rounds, effort.keep, whole=effort.whole_nodes > 0))
-    return generation, generation.solve(effort.repriced)
+def _relaxed(
+    work: Workload, descended: Callable[..., _Descent], earlier: Ends, ends: Ends, effort: Effort
+) -> tuple[ColumnGeneration, Mix | None]:
+    before, rounds = earlier.get(effort.pinned_entries), effort.repriced
+    generation = None if before is None else before.continued(work)
+    if generation is None:
+        generation = _start(work, effort, descended(effort.rounds, effort.keep, whole=effort.whole_nodes > 0))
+    else:
+        rounds -= 1  # its columns were priced for nearly this
+    ends[effort.pinned_entries] = generation
+    return generation, generation.solve(rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +176,8 @@ def _start(work: Workload, effort: Effort, descent: _Descent) -> ColumnGeneratio
     merged, of, candidates = descent.pricer.work, descent.of, descent.shorts
     if effort.pinned_entries:
         candidates = find_candidates(work, merged, of, most_entries=effort.pinned_entries)
-    return ColumnGeneration(work, of, Master(merged, descent.columns.copy(), candidates), descent.pricer)
+    master = Master(merged, descent.columns.copy(), candidates, nearest=effort.nearest)
+    return ColumnGeneration(work, of, master, descent.pricer)
 
 
 def _rounded(generation: ColumnGeneration, mix: Mix, effort: Effort) -> Iterator[tuple[str, PoolRounding]]:
@@ -195,7 +224,7 @@ class ColumnGeneration:
 
     def __init__(self, work: Workload, of: NDArray[np.int64], master: Master, pricer: Pricer) -> None:
         self.work, self.merged, self.of = work, master.work, of
-        self.master, self.pricer, self.columns = master, pricer, master.columns
+        self.master, self.pricer = master, pricer
         self.converged, self.open = False, 0.0
 
     def solve(self, rounds: int) -> Mix | None:
@@ -207,6 +236,7 @@ class ColumnGeneration:
         for _ in range(rounds):
             if mix is None or not self.columns.add(self.pricer.best(mix.prices)[0]):
                 break
+            mix = self.master.drop_far(mix)
             better = self.master.solve()
             if better is None:
                 break
@@ -216,6 +246,18 @@ class ColumnGeneration:
         else:
             self.converged = False
         return mix
+
+    def continued(self, work: Workload) -> ColumnGeneration | None:
+        """A relaxation of the same workload for a machine with other links, which begins with the basis of this one;
+        None where its last program was not solved."""
+        merged = replace(self.merged, machine=work.machine)
+        master = self.master.continued(merged, _NEAREST)
+        return None if master is None else ColumnGeneration(work, self.of, master, Pricer(merged))
+
+    @property
+    def columns(self) -> Columns:
+        """Those of the master by now."""
+        return self.master.columns
 
     @property
     def is_hopeless(self) -> bool:

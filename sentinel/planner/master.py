@@ -7,12 +7,14 @@ solver keeps its basis from one round to the next.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.ragged import positions
 from sentinel.planner.decision import Choice, Episodes, episodes_of, held_layers
 from sentinel.planner.pricing import Prices
 from sentinel.planner.relaxation import PinnedCandidates, layer_base_ms
@@ -28,6 +30,7 @@ class Columns:
     def __init__(self, work: Workload) -> None:
         self.work = work
         self._marks: list[NDArray[np.uint64]] = []  # (units,) of the timelines of each choice, 0 of a unit without
+        self._column_marks: list[NDArray[np.uint64]] = []  # of the columns that each choice added
         self._units: list[NDArray[np.int64]] = []
         self._uses: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._episodes: list[Episodes] = []
@@ -40,6 +43,23 @@ class Columns:
         made.__dict__.update({name: copy(value) for name, value in vars(self).items() if name != "work"})
         return made
 
+    def only(self, keep: NDArray[np.bool_], work: Workload) -> Columns:
+        """A table with these columns alone, in their order, for a workload of the same units and uses."""
+        made, unit = Columns(work), self.unit[keep]
+        marks, number = np.concatenate(self._column_marks)[keep], np.cumsum(keep) - 1
+        (owner, episodes), (column, row) = self.episodes, self.uses
+        some, used = np.flatnonzero(keep[owner]), keep[column]
+        made._units, made._column_marks, made.n = [unit], [marks], len(unit)
+        made._episodes, made._episode_columns = [_take(episodes, some)], [number[owner[some]]]
+        made._uses = [(number[column[used]], row[used])]
+        order = np.argsort(unit, kind="stable")
+        ordinal = positions(np.bincount(unit, minlength=len(work.units)))  # of each column among those of its unit
+        for level in range(int(ordinal.max(initial=-1)) + 1):
+            rows, known = order[ordinal == level], np.zeros(len(work.units), np.uint64)
+            known[unit[rows]] = marks[rows]
+            made._marks.append(known)
+        return made
+
     def add(self, choice: Choice) -> int:
         """Add what is new in a choice; returns how many columns were."""
         episodes = episodes_of(self.work, choice)
@@ -49,6 +69,7 @@ class Columns:
             new &= marks != before
         self._marks.append(marks)
         fresh = np.flatnonzero(new)
+        self._column_marks.append(marks[fresh])
         number = np.full(len(self.work.units), -1, np.int64)
         number[fresh] = self.n + np.arange(len(fresh))
         self.n += len(fresh)
@@ -128,10 +149,15 @@ class Master:
 
     Columns: T[k], time of layer k in ms without what moves take from compute; H[k], GB that units hold in it; the
     `PinnedCandidates`; the `Columns`. What moves take from compute is in their costs, and links carry on meanwhile.
+    `nearest`: `drop_far` keeps the columns of the basis and at most so many others, those of the least reduced cost;
+    None: all.
     """
 
-    def __init__(self, work: Workload, columns: Columns, candidates: PinnedCandidates) -> None:
+    def __init__(
+        self, work: Workload, columns: Columns, candidates: PinnedCandidates, *, nearest: int | None = None
+    ) -> None:
         self.work, self.columns, self.candidates, self.per_s = work, columns, candidates, work.per_s
+        self.nearest = nearest
         self.length = length = work.n_layers
         self.links = 2 if work.machine.full_duplex else 1
         self.n_rooms = int(candidates.exists.sum())
@@ -224,6 +250,54 @@ class Master:
             limits[groups] = given
         self._bound_pinned(*self._pinned_limits)
 
+    def drop_far(self, mix: Mix) -> Mix:
+        """Drop what `nearest` says of the columns that were there when `mix` was solved, which is the last one; the
+        same mix of the columns that are left. `solve` comes next."""
+        if self.nearest is None:
+            return mix
+        keep = self._near(self.nearest)
+        gone, basis = np.flatnonzero(~keep), self._basis_of(keep)
+        if not len(gone):
+            return mix
+        self.highs.deleteCols(len(gone), (self.first + gone).astype(np.int32))
+        self.highs.setBasis(basis)  # the solver forgets it where columns go
+        self._lost_ms = self._lost_ms[keep]
+        self.columns = self.columns.only(np.append(keep, np.ones(self.columns.n - self.added, bool)), self.work)
+        self.added -= len(gone)
+        return replace(mix, share=mix.share[keep])
+
+    def continued(self, work: Workload, most: int) -> Master | None:
+        """A master of `work`, which has the same units, uses and candidates, that begins with the basis of this one and
+        at most so many other columns. None where what was solved last failed."""
+        if not self._is_solved:
+            return None
+        keep = self._near(most)
+        other = Master(work, self.columns.only(keep, work), self.candidates, nearest=self.nearest)
+        other._add()
+        other.highs.setBasis(self._basis_of(keep))
+        return other
+
+    @property
+    def _is_solved(self) -> bool:
+        return bool(self.highs.getModelStatus() == highspy.HighsModelStatus.kOptimal)
+
+    def _near(self, most: int) -> NDArray[np.bool_]:
+        """(columns,) those of the basis and of the mix that was solved last, and at most so many others, those of the
+        least reduced cost."""
+        found, basic = self.highs.getSolution(), highspy.HighsBasisStatus.kBasic
+        keep = np.array([status == basic for status in self.highs.getBasis().col_status[self.first :]], bool)
+        keep |= np.array(found.col_value)[self.first :] > 0
+        others = np.flatnonzero(~keep)
+        reduced = np.array(found.col_dual)[self.first :][others]
+        keep[others[np.argsort(reduced, kind="stable")[:most]]] = True
+        return keep
+
+    def _basis_of(self, keep: NDArray[np.bool_]) -> highspy.HighsBasis:
+        """The solver's basis without the columns that are not kept, none of which is basic."""
+        basis: highspy.HighsBasis = self.highs.getBasis()
+        basis.col_status = list(compress(basis.col_status, [*[True] * self.first, *keep.tolist()]))
+        return basis
+
     def stop_after(self, seconds: float) -> None:
         """From now on `solve` fails where the solver has taken so many seconds by its own clock."""
         self.highs.setOptionValue("time_limit", seconds)
@@ -232,7 +306,7 @@ class Master:
         """The best mix of all columns there are by now; None if the solver fails."""
         self._add()
         self.highs.run()
-        if self.highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        if not self._is_solved:
             return None
         found = self.highs.getSolution()
         x, dual = np.array(found.col_value), np.array(found.row_dual)

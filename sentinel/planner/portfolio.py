@@ -21,7 +21,15 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.planner.assemble import assemble, footprint_bytes, one_tier
-from sentinel.planner.column_generation import Effort, efforts_again, efforts_for, is_large, optimized
+from sentinel.planner.column_generation import (
+    Effort,
+    Ends,
+    efforts_again,
+    efforts_for,
+    is_continued,
+    is_large,
+    optimized,
+)
 from sentinel.planner.decision import Decision, no_moves, whole_parts
 from sentinel.planner.paper import fetched_plans
 from sentinel.planner.slow_tier_assignment import Costs, SlowTierAssigner
@@ -73,21 +81,24 @@ class Sentinel:
             plans = fetched_plans(profile, machine, self.name, footprint)
             return best_of([each for each in plans if has_room(each[1])] or plans, profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
-        plans = [each for each in _drawn(work, efforts_for(work), machine, self.name) if has_room(each[1])]
+        ends: Ends = {}
+        drawn = _drawn(work, efforts_for(work, drops=self._forgiving), machine, self.name, ends)
+        plans = [each for each in drawn if has_room(each[1])]
         if not plans or self._asked or not is_large(work):
             plans.append((STAYS, best_fixed_plan(profile, machine, self.name)))
-        return best_of(
-            plans, profile, machine, self.name, forgiving=self._forgiving, others=partial(_cautious, work, self.name)
-        )
+        more = partial(_cautious, work, self.name, ends)
+        return best_of(plans, profile, machine, self.name, forgiving=self._forgiving, others=more)
 
 
 STAYS = "by benefit"
 """Label of the candidate in which each page stays for good where it saves most."""
 
 
-def _drawn(work: Workload, efforts: tuple[Effort, ...], machine: Machine, policy: str) -> Iterator[Candidate]:
-    """The plans, on `machine`, of the decisions of one workload."""
-    for label, decision in optimized(work, *efforts):
+def _drawn(
+    work: Workload, efforts: tuple[Effort, ...], machine: Machine, policy: str, ends: Ends | None = None
+) -> Iterator[Candidate]:
+    """The plans, on `machine`, of the decisions of one workload. `ends`: see `optimized`."""
+    for label, decision in optimized(work, *efforts, ends=ends):
         drawn = assemble(
             decision, work.units, work.profile, machine, policy=policy, footprint_bytes=work.footprint_bytes
         )
@@ -100,18 +111,20 @@ in turn; then one for `Machine.worse`. Plans made for fewer links alone are fast
 those made for dearer slow memory too, and do as well on both. Less caution than that was never enough."""
 
 
-def _cautious(work: Workload, policy: str) -> Iterator[list[Candidate]]:
-    """For each of these machines the plans that were made for it."""
+def _cautious(work: Workload, policy: str, ends: Ends) -> Iterator[list[Candidate]]:
+    """For each of these machines the plans that were made for it. `ends`: of the search for the machine as described,
+    which that for fewer links continues; what makes other memory dearer weighs uses otherwise, and begins anew."""
+    before = ends if is_continued(work) else None
     for share in _CAUTION:
         links = replace(work, machine=work.machine.with_links_at(LESS**share))  # all that is counted stays as it is
-        yield _redrawn(work, links, f"links at {LESS**share:.0%}", policy)
+        yield _redrawn(work, links, f"links at {LESS**share:.0%}", policy, before)
     worse = make_workload(work.profile, work.machine.worse(), work.footprint_bytes)
     yield _redrawn(work, worse, "a worse machine", policy)
 
 
-def _redrawn(work: Workload, other: Workload, name: str, policy: str) -> list[Candidate]:
+def _redrawn(work: Workload, other: Workload, name: str, policy: str, ends: Ends | None = None) -> list[Candidate]:
     """The plans, on the machine of `work`, that are made for that of `other`, as far as there is room."""
-    plans = _drawn(other, efforts_again(work), work.machine, policy)
+    plans = _drawn(other, efforts_again(work), work.machine, policy, ends)
     return [(f"{label}, for {name}", plan) for label, plan in plans if has_room(plan)]
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from benchmarks.traces.synthetic import synthetic
+from sentinel.planner import column_generation
 from sentinel.planner.assemble import footprint_bytes
 from sentinel.planner.column_generation import Effort, optimized, start_column_generation
 from sentinel.planner.workload import make_workload
@@ -68,3 +71,30 @@ def test_efforts_that_share_a_descent_decide_as_each_does_alone():
         assert (label, one.details) == (other_label, other.details)
         assert one.parts.tolist() == other.parts.tolist()
         assert one.moves.tolist() == other.moves.tolist()
+
+
+def test_a_search_for_other_links_that_continues_one_finds_a_step_as_short(monkeypatch):
+    monkeypatch.setattr(column_generation, "_NEAREST", 20)
+    profile = synthetic(400, 20)
+    links = {"promote": 10 * GB, "demote": 10 * GB}
+    work = make_workload(profile, make_machine(footprint_bytes(profile) // 5, **links), 0)
+    slower = replace(work, machine=work.machine.with_links_at(0.5))
+    first = start_column_generation(work, EFFORT)
+    first.solve(60)
+    continued, anew = first.continued(slower), start_column_generation(slower, EFFORT)
+    assert continued.columns.n < first.columns.n
+    found = [each.solve(60).step_ns for each in (continued, anew)]
+    assert continued.converged
+    assert anew.converged
+    assert found[0] == pytest.approx(found[1], rel=2e-3)
+
+
+def test_a_search_that_drops_columns_ends_with_few_and_finds_a_step_as_short():
+    profile = synthetic(400, 20)
+    links = {"promote": 10 * GB, "demote": 10 * GB}
+    work = make_workload(profile, make_machine(footprint_bytes(profile) // 5, **links), 0)
+    every, few = (start_column_generation(work, replace(EFFORT, nearest=nearest)) for nearest in (None, 20))
+    found = [each.solve(60).step_ns for each in (every, few)]
+    assert few.columns.n < every.columns.n
+    assert few.converged
+    assert found[1] == pytest.approx(found[0], rel=2e-3)

@@ -89,3 +89,37 @@ def test_a_copy_of_a_table_grows_by_itself():
     copied = columns.copy()
     assert (copied.add(everything), copied.unit.tolist()) == (1, [0, 1])
     assert (columns.n, columns.unit.tolist(), len(columns.episodes[0])) == (1, [0], 1)
+
+
+def test_a_master_that_starts_from_the_basis_of_another_is_solved_already():
+    profile = make_profile([param("p", LARGE, [0, 2]), param("q", LARGE, [1])], 4)
+    master = master_of(make_workload(profile, make_machine(LARGE), 0))
+    step_ns = master.solve().step_ns
+    again = master.continued(master.work, 0)
+    assert again.solve().step_ns == pytest.approx(step_ns)
+    assert again.highs.getInfo().simplex_iteration_count == 0
+
+
+def test_what_is_left_when_far_columns_go_is_solved_already_and_they_may_come_back():
+    profile = make_profile([param("cold", LARGE, [0]), param("hot", LARGE, [0, 1, 2])], 4)
+    master = master_of(make_workload(profile, make_machine(LARGE // 2), 0))
+    choice, before = Pricer(master.work).best(free_of_charge(4))[0], master.solve()
+    assert master.drop_far(before) is before
+    master.nearest = 0
+    left = master.drop_far(before)
+    assert (master.columns.unit.tolist(), left.share.tolist()) == ([1], pytest.approx([0.5]))
+    assert master.solve().step_ns == pytest.approx(before.step_ns)
+    assert master.highs.getInfo().simplex_iteration_count == 0
+    assert master.columns.add(choice) == 1
+    assert master.solve().share.tolist() == pytest.approx([0.5, 0])
+
+
+def test_columns_that_are_kept_are_not_added_again_and_others_are():
+    profile = make_profile([param("p", LARGE, [0, 2]), param("q", LARGE, [1])], 4)
+    merged, _ = merge_alike(make_workload(profile, make_machine(LARGE), 0))
+    columns, choice = Columns(merged), Pricer(merged).best(free_of_charge(4))[0]
+    assert columns.add(choice) == 2
+    kept = columns.only(np.array([False, True]), merged)
+    assert (kept.n, kept.unit.tolist(), kept.uses[0].tolist()) == (1, [1], [0])
+    assert kept.add(choice) == 1
+    assert kept.unit.tolist() == [1, 0]

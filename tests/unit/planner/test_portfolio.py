@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.traces.synthetic import synthetic
-from sentinel.planner import plan, portfolio
+from sentinel.planner import column_generation, plan, portfolio
 from sentinel.planner.assemble import footprint_bytes, one_tier
 from sentinel.planner.column_generation import ColumnGeneration, Effort, efforts_for, optimized
 from sentinel.planner.portfolio import STAYS, WORSE_BY, best_of
@@ -179,3 +179,38 @@ def test_where_the_mix_by_layers_is_far_from_converged_no_other_is_looked_for(mo
         by_layers = Effort(12, 2, rounds, pinned_entries=0)
         list(optimized(work, Effort(12, 2, rounds, promised_by=by_layers), by_layers))
         assert (solved[0], any(solved)) == (False, pinned)
+
+
+@pytest.mark.parametrize(("middling", "descents"), [(0, 1), (10**9, 2)])
+def test_where_a_plan_takes_seconds_a_search_for_fewer_links_continues_the_first_one(monkeypatch, middling, descents):
+    """Two descents where each begins anew."""
+    profile = synthetic(150, 10)
+    monkeypatch.setattr(column_generation, "_MIDDLING", middling)
+    work = make_workload(profile, make_machine(footprint_bytes(profile) // 5, **LINKS), 0)
+    begun, ends = [], {}
+    descend = column_generation.descend
+
+    def counted(*given):
+        begun.append(given)
+        return descend(*given)
+
+    monkeypatch.setattr(column_generation, "descend", counted)
+    assert list(portfolio._drawn(work, efforts_for(work)[-1:], work.machine, "x", ends))
+    assert next(portfolio._cautious(work, "x", ends))
+    assert len(begun) == descents
+
+
+def test_the_search_for_the_fastest_plan_on_this_machine_alone_drops_no_columns(monkeypatch):
+    profile = synthetic(150, 10)
+    monkeypatch.setattr(column_generation, "_MIDDLING", 0)
+    machine, dropping = make_machine(footprint_bytes(profile) // 5, **LINKS), []
+    drawn = portfolio._drawn
+
+    def watched(work, efforts, *given):
+        dropping.append(efforts[-1].nearest)
+        return drawn(work, efforts, *given)
+
+    monkeypatch.setattr(portfolio, "_drawn", watched)
+    for forgiving in (False, True):
+        plan(profile, machine, forgiving=forgiving)
+    assert dropping[:2] == [None, column_generation._NEAREST]
