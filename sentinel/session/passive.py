@@ -155,9 +155,9 @@ class PassiveSession:
         """New tensors come from PyTorch's own allocator. Those that live in frames stay there until they die, and are
         brought in where they are needed, as before."""
         if self._framed is not None and RUNTIME.sink is self:
-            self._resident_bytes = self._framed.resident_bytes()
-            with contextlib.suppress(SentinelError, MemoryError):  # only a report wants it
+            with contextlib.suppress(SentinelError, MemoryError, OSError):  # only a report wants these
                 self._recorded = self._framed.recorded()
+                self._resident_bytes = self._framed.resident_bytes()
         self._close()
         return nothing_ran(None)
 
