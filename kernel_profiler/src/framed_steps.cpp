@@ -120,6 +120,7 @@ extern "C" int sn_framed_step(void) {
   const sn::FramedInUse used;
   sn_frames *const frames = used.frames();
   if (frames == nullptr) return 0;
+  sn::guard_stay_on_top();
   bool planned;
   {
     Lock lock(&frames->mutex);

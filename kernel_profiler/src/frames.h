@@ -14,6 +14,7 @@
 #include "away_file.h"
 #include "frame_pool.h"
 #include "frames_ahead.h"
+#include "frames_guard.h"
 #include "lanes.h"
 #include "lock.h"
 #include "regions.h"
@@ -200,13 +201,6 @@ struct Leaver {
   uint64_t next;
 };
 std::vector<Leaver> leavers(sn_frames &f, size_t most);
-
-// frames_guard.cpp: handlers of SIGSEGV and SIGBUS, from the first frames until the last ones are removed.
-int guard_add(sn_frames *f);  // -ENFILE: too many
-void guard_remove(sn_frames *f);  // also where it was not added
-// Around a fork: no thread is between two of these then, whose lock a child would never get.
-void guard_hold();
-void guard_let_go();
 
 // frames_fork.cpp
 int frames_watch_forks();

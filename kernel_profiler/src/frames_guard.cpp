@@ -1,5 +1,9 @@
 // Handlers of signals, while there are frames: a store that meets an instant waits for its end, and bytes that the disk has
 // lost are named before the program ends. Whatever else comes goes to whoever handled it before.
+//
+// Where somebody has put a handler above ours since, another function of ours goes above that one. Each has a level of its
+// own and passes on to the handler that it was put above, which passes on to the function that it had found. So no two pass
+// on to each other, whether they call it, or put it back and raise the signal again.
 #include <errno.h>
 #include <linux/futex.h>
 #include <signal.h>
@@ -14,14 +18,24 @@
 
 namespace {
 
-constexpr int kMost = 8;
+constexpr int kMost = 8, kLevels = 8;
 
 struct Watched {
   std::atomic<uint64_t> base{0}, end{0};
   std::atomic<sn_frames *> frames{nullptr};
 };
 Watched watched[kMost];
-struct sigaction before_segv, before_bus;
+
+struct Handler {
+  int number;
+  void (*ours[kLevels])(int, siginfo_t *, void *);
+  struct sigaction before[kLevels];  // whom each passes on to
+  int levels;                        // that have somebody
+};
+extern Handler handlers[2];
+
+// Of the last fault of this thread that came to us. In place before a handler runs: none may allocate it.
+__attribute__((tls_model("initial-exec"))) thread_local uint64_t last_fault = 0;
 
 // A place in `watched` that is being filled, or emptied, has no base.
 sn_frames *frames_at(uint64_t address) {
@@ -67,23 +81,84 @@ bool waited_for(sn_frames &f, uint64_t address) {
   }
 }
 
-void pass_on(const struct sigaction &before, int number, siginfo_t *info, void *context) {
-  if ((before.sa_flags & SA_SIGINFO) != 0) {
-    before.sa_sigaction(number, info, context);
-  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
-    before.sa_handler(number);
-  } else {
-    signal(number, SIG_DFL);  // the faulting instruction runs again, and ends the program
-    if (info->si_code <= 0) raise(number);  // there is none: somebody sent the signal
-  }
+// The level of a function of ours; -1: it is somebody else's.
+int level_of(const Handler &handler, const struct sigaction &action) {
+  if ((action.sa_flags & SA_SIGINFO) == 0) return -1;
+  for (int level = 0; level < kLevels; level++)
+    if (action.sa_sigaction == handler.ours[level]) return level;
+  return -1;
 }
 
-void on_segv(int number, siginfo_t *info, void *context) {
-  const int kept = errno;
+// The levels that have passed a signal on: at the end of what the kernel tells of it, where it leaves zeros.
+class Passed {
+ public:
+  explicit Passed(siginfo_t *info) : at_(reinterpret_cast<char *>(info) + sizeof *info - sizeof(uint64_t)) {}
+  uint64_t levels() const {
+    uint64_t there;
+    memcpy(&there, at_, sizeof there);
+    return (there & ~kMask) == kMagic ? there & kMask : 0;
+  }
+  void note(int level) {
+    const uint64_t noted = kMagic | levels() | uint64_t{1} << level;
+    memcpy(at_, &noted, sizeof noted);
+  }
+
+ private:
+  static constexpr uint64_t kMask = (uint64_t{1} << kLevels) - 1, kMagic = 0x9E3779B97F4A7C00ull;
+  char *at_;
+};
+
+// Whether the one that it was passed on to has put this very function back and raised the signal: that would go on for ever.
+bool comes_back(const Handler &handler, int level) {
+  sigset_t pending;
+  if (sigpending(&pending) != 0 || sigismember(&pending, handler.number) != 1) return false;
+  struct sigaction now;
+  return sigaction(handler.number, nullptr, &now) == 0 && level_of(handler, now) == level;
+}
+
+void pass_on(const Handler &handler, int level, siginfo_t *info, void *context) {
+  const struct sigaction &before = handler.before[level];
+  const bool told = (before.sa_flags & SA_SIGINFO) != 0, sent = info->si_code <= 0;
+  if (!told && before.sa_handler == SIG_IGN && sent) return;
+  const bool anybody = told || (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN);
+  Passed passed(info);
+  if (anybody && (passed.levels() >> level & 1) == 0) {
+    passed.note(level);
+    if (told) before.sa_sigaction(handler.number, info, context);
+    else before.sa_handler(handler.number);
+    if (comes_back(handler, level)) signal(handler.number, SIG_DFL);
+    return;
+  }
+  signal(handler.number, SIG_DFL);  // the faulting instruction runs again, and ends the program
+  if (sent) raise(handler.number);  // there is none: somebody sent the signal
+}
+
+// Whether a handler above ours was given a store that is for us to wait for, put ours back and raised the signal: the store
+// is to be tried again. With each signal the kernel tells what the last fault of the thread was; if that one came to us, or
+// was elsewhere, the signal is the program's own.
+bool raised_for_a_store(const siginfo_t *info, const void *context) {
+#if defined(__x86_64__)
+  constexpr greg_t kPageFault = 14;
+  if (info->si_code != SI_TKILL || info->si_pid != getpid()) return false;
+  const greg_t *registers = static_cast<const ucontext_t *>(context)->uc_mcontext.gregs;
+  const auto address = static_cast<uint64_t>(registers[REG_CR2]);
+  if (registers[REG_TRAPNO] != kPageFault || !stores(context) || address == last_fault) return false;
+  if (frames_at(address) == nullptr) return false;
+  last_fault = address;  // once for a fault
+  return true;
+#else
+  (void)info;
+  (void)context;
+  return false;
+#endif
+}
+
+void on_segv(const Handler &handler, int level, siginfo_t *info, void *context) {
   const uint64_t address = reinterpret_cast<uintptr_t>(info->si_addr);
+  if (info->si_code > 0) last_fault = address;
+  else if (raised_for_a_store(info, context)) return;
   sn_frames *f = info->si_code == SEGV_ACCERR && stores(context) ? frames_at(address) : nullptr;
-  if (f == nullptr || !waited_for(*f, address)) pass_on(before_segv, number, info, context);
-  errno = kept;
+  if (f == nullptr || !waited_for(*f, address)) pass_on(handler, level, info, context);
 }
 
 void say(const char *text) {
@@ -91,55 +166,68 @@ void say(const char *text) {
   (void)written;
 }
 
-void on_bus(int number, siginfo_t *info, void *context) {
-  const int kept = errno;
+void on_bus(const Handler &handler, int level, siginfo_t *info, void *context) {
   const sn_frames *f = info->si_code > 0 ? frames_at(reinterpret_cast<uintptr_t>(info->si_addr)) : nullptr;
-  if (f != nullptr) {
+  if (f != nullptr && Passed(info).levels() == 0) {
     say("sentinel: bytes of a tensor that are in a file in ");
     say(f->directory.c_str());
     say(" could not be read back: the disk failed, or is full where its file system had promised room (see dmesg)\n");
   }
-  pass_on(before_bus, number, info, context);
+  pass_on(handler, level, info, context);
+}
+
+template <int level>
+void segv(int, siginfo_t *info, void *context) {
+  const int kept = errno;
+  on_segv(handlers[0], level, info, context);
   errno = kept;
 }
 
-struct Handler {
-  int number;
-  void (*ours)(int, siginfo_t *, void *);
-  struct sigaction *before;
-  bool there;  // in place, or somewhere below one that passes on to it
-};
-pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
-Handler handlers[] = {{SIGSEGV, on_segv, &before_segv, false}, {SIGBUS, on_bus, &before_bus, false}};
-
-bool is_ours(const Handler &handler, const struct sigaction &action) {
-  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == handler.ours;
+template <int level>
+void bus(int, siginfo_t *info, void *context) {
+  const int kept = errno;
+  on_bus(handlers[1], level, info, context);
+  errno = kept;
 }
 
-// A second time would put it above others that pass on to it; or above itself, where somebody has put it back since.
-int install(Handler &handler) {
+Handler handlers[2] = {
+    {SIGSEGV, {segv<0>, segv<1>, segv<2>, segv<3>, segv<4>, segv<5>, segv<6>, segv<7>}, {}, 0},
+    {SIGBUS, {bus<0>, bus<1>, bus<2>, bus<3>, bus<4>, bus<5>, bus<6>, bus<7>}, {}, 0},
+};
+pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;  // of which handlers are in place
+
+bool same(const struct sigaction &one, const struct sigaction &other) {
+  if (((one.sa_flags ^ other.sa_flags) & SA_SIGINFO) != 0) return false;
+  return (one.sa_flags & SA_SIGINFO) != 0 ? one.sa_sigaction == other.sa_sigaction : one.sa_handler == other.sa_handler;
+}
+
+// The level of the function that passes on to `now`. A level keeps whom it passes on to, since somebody may have found its
+// function and kept it. Where all levels are taken the last one changes.
+int level_above(Handler &handler, const struct sigaction &now) {
+  for (int level = 0; level < handler.levels; level++)
+    if (same(handler.before[level], now)) return level;
+  if (handler.levels < kLevels) handler.levels++;
+  return handler.levels - 1;
+}
+
+int put_on_top(Handler &handler) {
   struct sigaction now;
   if (sigaction(handler.number, nullptr, &now) != 0) return -errno;
-  if (handler.there || is_ours(handler, now)) {
-    handler.there = true;
-    return 0;
-  }
+  if (level_of(handler, now) >= 0) return 0;
+  const int level = level_above(handler, now);
+  handler.before[level] = now;  // before it is replaced: the handler may run at once
   struct sigaction action = {};
-  action.sa_sigaction = handler.ours;
+  action.sa_sigaction = handler.ours[level];
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
   sigemptyset(&action.sa_mask);
-  *handler.before = now;  // before it is replaced: the handler may run at once
-  if (sigaction(handler.number, &action, nullptr) != 0) return -errno;
-  handler.there = true;
-  return 0;
+  return sigaction(handler.number, &action, nullptr) == 0 ? 0 : -errno;
 }
 
-// What was there before is there again. Where somebody has put another one above ours, all stay.
-void restore(Handler &handler) {
+// What was there before is there again. Where somebody has put another one above ours, that one stays.
+void restore(const Handler &handler) {
   struct sigaction now;
-  if (!handler.there || sigaction(handler.number, nullptr, &now) != 0) return;
-  if (!is_ours(handler, now)) return;
-  if (sigaction(handler.number, handler.before, nullptr) == 0) handler.there = false;
+  if (sigaction(handler.number, nullptr, &now) != 0) return;
+  if (const int level = level_of(handler, now); level >= 0) sigaction(handler.number, &handler.before[level], nullptr);
 }
 
 }  // namespace
@@ -149,7 +237,7 @@ namespace sn {
 int guard_add(sn_frames *f) {
   Lock lock(&changing);
   for (Handler &handler : handlers)
-    if (const int error = install(handler); error != 0) return error;
+    if (const int error = put_on_top(handler); error != 0) return error;
   for (Watched &each : watched) {
     sn_frames *nobody = nullptr;
     if (!each.frames.compare_exchange_strong(nobody, f)) continue;
@@ -173,6 +261,15 @@ void guard_remove(sn_frames *f) {
   }
   if (others) return;
   for (Handler &handler : handlers) restore(handler);
+}
+
+void guard_stay_on_top() {
+  Lock lock(&changing);
+  for (const Watched &each : watched) {
+    if (each.frames.load() == nullptr) continue;
+    for (Handler &handler : handlers) put_on_top(handler);
+    return;
+  }
 }
 
 void guard_hold() { pthread_mutex_lock(&changing); }

@@ -18,6 +18,30 @@ uint32_t running = 0;  // operators
 bool alive = false;    // the thread
 void (*tidy)(bool last) = nullptr;
 
+thread_local uint32_t begun = 0;  // on this thread
+thread_local bool blocked = false;  // it had blocked SIGSEGV as the first of those began
+
+// The kernel ends a program whose store meets an instant on a thread that blocks the signal. One that waits to be
+// delivered would come now: then it stays blocked.
+void let_faults_through() {
+  if (begun++ != 0) return;
+  sigset_t pending, fault, before;
+  sigemptyset(&fault);
+  sigaddset(&fault, SIGSEGV);
+  if (pthread_sigmask(SIG_BLOCK, nullptr, &before) != 0 || sigismember(&before, SIGSEGV) != 1) return;
+  if (sigpending(&pending) != 0 || sigismember(&pending, SIGSEGV) != 0) return;
+  blocked = pthread_sigmask(SIG_UNBLOCK, &fault, nullptr) == 0;
+}
+
+void block_again() {
+  if (begun == 0 || --begun != 0 || !blocked) return;
+  sigset_t fault;
+  sigemptyset(&fault);
+  sigaddset(&fault, SIGSEGV);
+  pthread_sigmask(SIG_BLOCK, &fault, nullptr);
+  blocked = false;
+}
+
 int open_clock() {
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);
@@ -64,6 +88,7 @@ namespace sn {
 
 void overflow_begin(void (*what)(bool)) {
   static const int opened = open_clock();
+  let_faults_through();
   Lock lock(&mutex);
   running++;
   tidy = what;
@@ -71,6 +96,7 @@ void overflow_begin(void (*what)(bool)) {
 }
 
 void overflow_end() {
+  block_again();
   Lock lock(&mutex);
   running--;
   if (running == 0 && alive) pthread_cond_broadcast(&changed);

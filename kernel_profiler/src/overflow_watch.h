@@ -3,7 +3,8 @@
 
 namespace sn {
 
-// One more operator runs. Where there is no thread to be had it goes without. `last`: all of them have ended.
+// One more operator runs. Where there is no thread to be had it goes without. `last`: all of them have ended. Until it ends
+// the thread that runs it does not block SIGSEGV.
 void overflow_begin(void (*tidy)(bool last));
 // One has ended. The last one's end returns after the last `tidy`.
 void overflow_end();

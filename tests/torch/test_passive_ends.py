@@ -273,6 +273,40 @@ def test_a_quiet_run_says_nothing_that_is_not_wrong(folder: Path, tmp_path: Path
     assert (tmp_path / "sentinel-report.html").exists()
 
 
+LATER_HANDLERS = {
+    "faulthandler": "import faulthandler; faulthandler.enable()",
+    "save_and_leave": "import signal, sys; signal.signal(signal.SIGSEGV, lambda *_: sys.exit(3))",
+    "blocked": "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+}
+SCATTERED = """
+import hashlib
+import torch
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+tensors = [torch.randn(1024, 6144) for _ in range(6)]
+places, values = torch.randint(6291456, (2000000,)), torch.randn(2000000)
+for i in range(18):
+    tensors[i % 6].view(-1).scatter_add_(0, places, values)
+print(hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_handle_segmentation_faults_on_its_own(folder: Path, tmp_path: Path) -> None:
+    """Its operators do not fit. Their stores meet granules that are turned over beside them."""
+    script = tmp_path / "train.py"
+    options: dict[str, Any] = {"cwd": tmp_path, "env": HERE, "text": True, "timeout": 600}
+    script.write_text(SCATTERED)
+    expected = subprocess.run([sys.executable, str(script)], check=True, stdout=subprocess.PIPE, **options).stdout
+    for name, handler in LATER_HANDLERS.items():
+        script.write_text(handler + SCATTERED)
+        words = ["run", "--fast", "32MiB", "--slow", f"file:{folder}=768MiB", str(script)]
+        done = subprocess.run([sys.executable, "-m", "sentinel", *words], capture_output=True, **options)
+        assert (done.returncode, done.stdout) == (0, expected), f"{name}: {done.stderr}"
+        assert "Fatal" not in done.stderr
+
+
 def test_an_interrupted_script_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("range(3)", "range(10**6)").replace("optimizer.zero_grad()", "print(step)"))
