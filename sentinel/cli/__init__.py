@@ -12,6 +12,7 @@ from functools import partial
 
 from sentinel import __version__
 from sentinel.cli.common import FAILED, INTERRUPTED, USAGE, code_of
+from sentinel.cli.script import EndsByInterrupt
 from sentinel.core.errors import SentinelError
 
 _EPILOG = """\
@@ -87,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sentinel: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except EndsByInterrupt:
+        sys.excepthook = lambda *_: None  # it was shown
+        raise KeyboardInterrupt from None  # by which Python ends the process by the signal, once all else has ended
 
 
 def _leave_stdout() -> None:

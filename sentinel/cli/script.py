@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from sentinel.cli.common import INTERRUPTED
 from sentinel.core.errors import SentinelError, UsageError
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def _show_syntax_error() -> NoReturn:
 
 
 def run_as_main(script: Script, arguments: list[str]) -> int:
-    """Run it as `__main__`; returns its exit code. An error of its own is shown by sys.excepthook, and its traceback
-    begins in it."""
+    """Run it as `__main__`; returns its exit code, or BY_INTERRUPT. An error of its own is shown by sys.excepthook, and
+    its traceback begins in it."""
     main = ModuleType("__main__")
     main.__file__ = script.path
     main.__dict__["__builtins__"] = builtins
@@ -148,14 +148,20 @@ def run_as_main(script: Script, arguments: list[str]) -> int:
         exec(script.code, main.__dict__)
     except SystemExit as leaving:
         return status_of(leaving)
-    except KeyboardInterrupt:
-        print("sentinel: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except SentinelError:
         raise
     except BaseException as error:
         return _shown(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))  # without this frame
     return 0
+
+
+BY_INTERRUPT = -signal.SIGINT
+"""In the place of an exit code: a program whose KeyboardInterrupt nobody caught ends by the signal. A shell that runs
+several knows by that to run no other."""
+
+
+class EndsByInterrupt(BaseException):
+    """All is done, and the process is to end by SIGINT."""
 
 
 def _shown(error: BaseException) -> int:
@@ -167,7 +173,7 @@ def _shown(error: BaseException) -> int:
     except Exception:  # of a hook of the script's
         traceback.print_exc()
         traceback.print_exception(error)
-    return 1
+    return BY_INTERRUPT if isinstance(error, KeyboardInterrupt) else 1
 
 
 def status_of(leaving: SystemExit) -> int:

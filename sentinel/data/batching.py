@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Batching:
     drop_last: bool = False
     prefetch_factor: int = 2
     pin_memory: bool = False
-    multiprocessing_context: str | None = None
+    multiprocessing_context: str | BaseContext | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("workers", 0), ("prefetch_factor", 1)):
@@ -36,7 +37,9 @@ class Batching:
                 raise UsageError(
                     f"{name}={value!r} is not a number of at least {least}", f"give {name}={least} or more"
                 )
-        chosen = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
+        asked = self.multiprocessing_context
+        named = asked if asked is None or isinstance(asked, str) else asked.get_start_method()
+        chosen = named or multiprocessing.get_start_method(allow_none=True)
         method = chosen or multiprocessing.get_all_start_methods()[0]  # asking for the default would fix it
         if self.workers and method != "fork":
             for name in ("transform", "collate_fn"):

@@ -269,7 +269,10 @@ class Loader(IterableDataset[Any]):
         """Ends workers and the reader now; otherwise they end when the loader is not used any more."""
         self._iteration += 1
         self._feeding.give_up()
+        batches = None if self._workers is None else self._workers._iterator
         self._workers = None
+        if batches is not None:  # else they live on for as long as somebody has it, as a traceback may
+            self._stop_workers(batches)
 
     # --- where it is ---
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import traceback
 from pathlib import Path
 
@@ -163,13 +164,43 @@ def test_a_script_without_a_profiled_step_is_told_what_was_missing(
         ("import os; os._exit(9)", 9, ""),
         ("def f():\n    return 1 / 0\nf()", 1, "ZeroDivisionError"),
         ("x = (", 1, "SyntaxError"),
-        ("raise KeyboardInterrupt", 130, "interrupted"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
     ],
 )
 def test_the_exit_code_is_the_scripts_own(tmp_path: Path, text: str, code: int, said: str) -> None:
     done = sentinel("run", script(tmp_path, text))
     assert done.returncode == code
     assert said in done.stderr
+
+
+def test_an_interrupt_that_nobody_catches_ends_it_as_python_ends(tmp_path: Path) -> None:
+    """By the signal, which ends a shell's loop too, after the script's own hook and exit functions."""
+    text = """
+import atexit, sys
+sys.excepthook = lambda kind, *_: print("hook got", kind.__name__, flush=True)
+atexit.register(print, "at exit")
+raise KeyboardInterrupt
+"""
+    plain = subprocess.run([sys.executable, script(tmp_path, text)], capture_output=True, text=True, check=False)
+    done = sentinel("run", script(tmp_path, text))
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert done.returncode == -signal.SIGINT
+    assert "Traceback" not in done.stderr
+
+
+def test_a_thread_that_trains_on_is_waited_for(tmp_path: Path) -> None:
+    text = f"""
+import concurrent.futures, threading
+concurrent.futures.ThreadPoolExecutor(1).submit(int)  # whose thread waits for Python's end
+def train():
+{textwrap.indent(TRAINS, "    ")}
+    print("trained")
+threading.Thread(target=train).start()
+"""
+    done = sentinel("run", *EMULATED, script(tmp_path, text), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "planned" in done.stderr
+    assert (tmp_path / "sentinel-report.html").exists()
 
 
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:

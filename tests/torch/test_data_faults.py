@@ -94,6 +94,32 @@ def test_a_worker_that_is_killed_between_epochs_costs_time_only(
     loader.close()
 
 
+def of_no_use(sample: dict[str, bytes]) -> int:
+    raise ValueError(f"no use for {number_of(sample)}")
+
+
+@pytest.mark.parametrize("transform", [number_of, of_no_use])
+def test_close_ends_workers_though_somebody_has_the_iteration(tars: list[str], transform: Any) -> None:
+    """As a traceback has it, in a cycle that is collected some time."""
+    loader = loader_of(tars, transform, workers=2)
+    iteration, raised = iter(loader), None
+    try:
+        next(iteration)
+    except ValueError as error:
+        raised = error
+    assert (raised is not None) == (transform is of_no_use)
+    assert loader._workers is not None
+    workers = loader._workers._iterator._workers  # type: ignore[union-attr]
+    assert all(worker.is_alive() for worker in workers)
+    loader.close()
+    loader.close()
+    assert not any(worker.is_alive() for worker in workers)
+    if transform is number_of:
+        loader.set_epoch(0)
+        assert epoch_of(loader) == torchs(0, 0)
+        loader.close()
+
+
 def numbered_bytes(sample: dict[str, bytes]) -> tuple[int, bytes]:
     return number_of(sample), bytes(1 << 16)
 

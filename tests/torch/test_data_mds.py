@@ -150,6 +150,20 @@ def test_what_is_not_sound_is_refused_by_name(folder: Path, bad: str) -> None:
     assert error.value.path in (str(shard), str(index))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("named", ["data", "./data", "data/", "../{}/data"])
+def test_a_folder_may_be_named_from_where_one_is(
+    folder: Path, named: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if packed:
+        pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
+    written(folder, [5, 5], packed)
+    monkeypatch.chdir(folder.parent)
+    source = named.format(folder.parent.name)
+    loader = sentinel.data.loader(source, checked, batch_size=5, memory="4MiB", collate_fn=list)
+    assert sorted(number for batch in loader for number in batch) == list(range(10))
+
+
 def test_a_damaged_sample_names_the_shard(folder: Path) -> None:
     written(folder, [3])
     data = open_data(folder)

@@ -135,6 +135,47 @@ def test_columns_of_one_size_need_only_the_footer(folder: Path, monkeypatch: pyt
     assert sample_of(data, 99) == {"a": None, "b": 49.5}
 
 
+@pytest.mark.parametrize("group", [1, 7, 64, 256])
+def test_rows_of_one_size_take_what_is_said_of_them_the_first_one_too(folder: Path, group: int) -> None:
+    values = range(600)
+    columns = {
+        "number": pa.array(values, pa.int64()),
+        "label": pa.array([i % 10 for i in values], pa.uint8()),
+        "even": pa.array([i % 2 == 0 for i in values]),
+        "missing": pa.array([None if i % 64 == 0 else i for i in values], pa.float32()),
+        "key": pa.array([content(i, 5) for i in values], pa.binary(5)),
+    }
+    pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=group)
+    loader = sentinel.data.loader(folder / "rows.parquet", batch_size=50, memory="64MiB", collate_fn=list)
+    found = sorted((sample for batch in loader for sample in batch), key=lambda sample: sample["number"])
+    loader.close()
+    assert found == pa.table(columns).to_pylist()
+
+
+def test_what_cannot_be_read_of_columns_is_told_before_training(folder: Path) -> None:
+    path = folder / "rows.parquet"
+    words = pa.array(["a", "b"]).dictionary_encode()
+    nested = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), words)
+    pq.write_table(pa.table({"number": pa.array([1, 2]), "words": nested}), path)
+    if pa.types.is_dictionary(pq.read_schema(path).field("words").type.value_type):
+        with pytest.raises(FormatError, match="column 'words' has dictionaries within its values"):
+            open_data(path)
+        loader = sentinel.data.loader(sentinel.data.parquet(path, ["number"]), batch_size=2, memory="16MiB")
+        assert next(iter(loader))["number"].sum() == 3
+    pq.write_table(pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4])], ["a", "a"]), path)
+    with pytest.raises(FormatError, match="has several columns 'a'"):
+        open_data(path)
+
+
+def test_a_value_that_python_has_no_type_for_names_the_file(folder: Path) -> None:
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table({"day": pa.array([2**30] * 4, pa.int32()).cast(pa.date32())}), path)
+    loader = sentinel.data.loader(path, batch_size=2, memory="16MiB", collate_fn=list)
+    with pytest.raises(FormatError, match="Python cannot hold") as error:
+        list(loader)
+    assert error.value.path == str(path)
+
+
 def test_some_columns_are_read_alone(folder: Path) -> None:
     paths = written(folder, [40], 20)
     whole = open_data(paths)

@@ -115,6 +115,47 @@ def test_members_that_make_no_samples_are_refused(folder: Path, members: list[st
     assert error.value.path == str(folder / "a.tar")
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_in_the_place_of_a_file_is_refused(folder: Path, kind: bytes) -> None:
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        add(tar, "a.txt", b"x")
+        for name in ("folder", "b.txt"):  # only what would be a sample's is missing in one
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, "a.txt"
+            tar.addfile(link)
+    with pytest.raises(FormatError, match=r"has a link in the place of a file, 'b\.txt'.*--hard-dereference"):
+        open_data(folder / "a.tar")
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("at", [0, 40, 100, 124 + 9, 148 + 3, 156, 300, 511])
+def test_a_header_of_which_one_byte_is_another_is_refused(folder: Path, form: int, at: int) -> None:
+    (path,) = shards(folder, [3], format=form)
+    data = bytearray(Path(path).read_bytes())
+    data[at] ^= 1
+    Path(path).write_bytes(data)
+    with pytest.raises(FormatError, match="damaged header at byte 0"):
+        open_data(path)
+
+
+def test_a_checksum_of_signed_bytes_is_as_good(folder: Path) -> None:
+    (path,) = shards(folder, [3], format=tarfile.USTAR_FORMAT)
+    data = bytearray(Path(path).read_bytes())
+    data[500] = 0xFF  # of no meaning
+    signed = sum(data[:148]) + 8 * 32 + sum(data[156:512]) - 256
+    data[148:156] = b"%06o\0 " % signed
+    Path(path).write_bytes(data)
+    assert open_data(path).layout.n_samples == 3
+
+
+def test_a_file_that_is_named_in_two_ways_is_given_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards(folder, [3])
+    (name,) = os.listdir(folder)
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match="is given twice"):
+        files_named([name, f"./{name}"])
+
+
 @pytest.mark.parametrize("cut", [0, 100, 512, 700, 1200, 2048, 5000])
 def test_a_shard_that_was_cut_short_is_refused(folder: Path, cut: int) -> None:
     (path,) = shards(folder, [3])

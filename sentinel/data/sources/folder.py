@@ -20,5 +20,5 @@ class FolderOfFiles:
         return FileRanges(np.zeros(1, np.int64), np.array([file.nbytes], np.int64))
 
     def decode(self, data: Buffer, path: str) -> tuple[str, bytes]:
-        """The file's path, as the folder was given, and what is in it."""
+        """The file's path, from the root or a URL, and what is in it."""
         return path, bytes(data)

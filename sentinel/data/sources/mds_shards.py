@@ -143,6 +143,7 @@ def has_index(folder: str) -> bool:
 def mds_shards(folder: str) -> tuple[list[str], MdsShards]:
     """Paths of the shards of a folder, and their reader. Raises FormatError for an index that is not sound, and for
     columns that are not read: pickled ones never are."""
+    folder = folder if is_url(folder) else os.path.abspath(folder)  # as a loader names files
     path = os.path.join(folder, INDEX)
     try:
         told = json.loads(opened(path).read(0, file_at(path).nbytes))

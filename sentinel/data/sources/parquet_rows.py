@@ -30,7 +30,7 @@ class _UnpackedRows:
         """As UnpackedChunk says: messages, one after the other."""
         of = np.searchsorted(self._first, numbers, "right") - 1
         rows = zip(of.tolist(), (numbers - self._first[of]).tolist(), strict=True)
-        made = [self._batches[batch].slice(row, 1).serialize() for batch, row in rows]
+        made = [_row(self._batches[batch], row).serialize() for batch, row in rows]
         nbytes = np.array([message.size for message in made], np.int64)
         return made[0] if len(made) == 1 else b"".join(made), np.cumsum(nbytes) - nbytes, nbytes
 
@@ -91,6 +91,9 @@ class ParquetRows:
             return {name: _value(column[0]) for name, column in zip(self._schema.names, batch.columns, strict=True)}
         except (pa.ArrowException, IndexError, EOFError, OSError) as error:
             raise FormatError(path, "parquet", f"a row is damaged ({str(error)[:80]}); index it again") from error
+        except (ValueError, OverflowError, KeyError) as error:
+            what = f"has a row that Python cannot hold ({str(error)[:80]})"
+            raise FormatError(path, "parquet", f"{what}; name other columns, as `--columns` or columns=") from error
 
     def _schema_in(self, file: OpenedFile, nbytes: int) -> Any:
         """The columns of a file, dictionaries as the values that they stand for. Its footer is kept with it."""
@@ -103,11 +106,18 @@ class ParquetRows:
         except (pa.ArrowException, ValueError) as error:
             what = f"has no sound footer ({str(error)[:80]}); copy it again"
             raise FormatError(file.path, "parquet", what) from error
+        for name in self._columns or found.names:
+            if found.names.count(name) > 1:
+                raise FormatError(file.path, "parquet", f"has several columns {name!r}; give each a name of its own")
         for name in self._columns or ():
             if name not in found.names:
                 near = difflib.get_close_matches(name, found.names, 1) or found.names[:8]
                 raise FormatError(file.path, "parquet", f"has no column {name!r}; give {' or '.join(near)}")
         fields = [found.field(name) for name in self._columns or found.names]
+        for field in fields:
+            if _has_dictionary_within(field.type):
+                what = f"column {field.name!r} has dictionaries within its values, which are not read"
+                raise FormatError(file.path, "parquet", f"{what}; name other columns, as `--columns` or columns=")
         return pa.schema([pa.field(field.name, _plain(field.type)) for field in fields])
 
     def _begins(self, file: OpenedFile, group: int) -> list[tuple[int, int]]:
@@ -175,6 +185,12 @@ def _plain(kind: Any) -> Any:
     return kind.value_type if _pyarrow().types.is_dictionary(kind) else kind
 
 
+def _has_dictionary_within(kind: Any) -> bool:
+    types = _pyarrow().types
+    inner = [kind.field(number).type for number in range(kind.num_fields)] if types.is_nested(kind) else []
+    return any(types.is_dictionary(each) or _has_dictionary_within(each) for each in inner)
+
+
 def _row_nbytes(schema: Any) -> int | None:
     """What a row takes at most, where all columns have values of one size; None where they have not."""
     pa = _pyarrow()
@@ -184,12 +200,20 @@ def _row_nbytes(schema: Any) -> int | None:
     return int(pa.ipc.get_record_batch_size(pa.record_batch(nothing, schema=schema)))
 
 
+def _row(batch: Any, row: int) -> Any:
+    """A batch of that row alone. Of a slice that begins where small buffers do, Arrow writes these as a whole, which is
+    more than a row takes: where all rows take the same, that one is copied."""
+    if row == 0 and _row_nbytes(batch.schema) is not None:
+        return batch.take(_pyarrow().array([0]))
+    return batch.slice(row, 1)
+
+
 def _sizes(batches: Sequence[Any], path: str) -> NDArray[np.int64]:
     """What each row takes."""
     pa = _pyarrow()
     size = pa.ipc.get_record_batch_size
     try:
-        return np.array([size(batch.slice(row, 1)) for batch in batches for row in range(batch.num_rows)], np.int64)
+        return np.array([size(_row(batch, row)) for batch in batches for row in range(batch.num_rows)], np.int64)
     except pa.ArrowException as error:
         what = f"has columns that are not read ({str(error)[:80]})"
         raise FormatError(path, "parquet", f"{what}; name others, as `--columns` or columns=") from error

@@ -58,9 +58,10 @@ def files_named(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
         raise UsageError("the source names no files", "give paths, a pattern or a folder")
     seen: set[str] = set()
     for path in found:
-        if path in seen:
+        same = path if is_url(path) else os.path.abspath(path)
+        if same in seen:
             raise UsageError(f"{path} is given twice", "name each file once")
-        seen.add(path)
+        seen.add(same)
     return found
 
 

@@ -7,6 +7,7 @@ member to the end of its last one, so that `members` finds the same members in t
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ _NEAR = 8192
 _MOST_READ = 256 << 10
 _MOST_EXTENDED = 1 << 20
 """Bytes of a long name or of pax records; no writer makes more."""
+_ADLERS_MODULUS = 65521
 _MOST_DIGITS = 20
 _SPLIT = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.S)
 _ZEROS = bytes(_BLOCK)
@@ -170,6 +172,11 @@ def members(read: Callable[[int, int], Buffer], nbytes: int, *, whole: bool) -> 
                 )
             yield Member(name or _name(block), header, begin, told)
         else:  # links, folders and devices have no content, whatever their size says
+            if flag in (b"1", b"2") and split_name(name or _name(block)) is not None:
+                raise _Damaged(
+                    f"has a link in the place of a file, {name or _name(block)!r} at byte {header}; pack it again with"
+                    " -h --hard-dereference"
+                )
             told = told if flag not in b"123456" else 0
         at = begin + -(-told // _BLOCK) * _BLOCK
         header, name, size = -1, "", -1
@@ -201,12 +208,17 @@ def _reader_of(file: OpenedFile, nbytes: int) -> Callable[[int, int], Buffer]:
 
 
 def _is_header(block: bytes, at: int) -> None:
-    if block[257:262] == b"ustar":
+    """Raises where the sum of its bytes, with blanks for the field that holds it, is not what that field says."""
+    told = _number(block[148:156], at) + sum(block[148:156]) - 8 * 32
+    if zlib.adler32(block) & 0xFFFF == (told + 1) % _ADLERS_MODULUS:  # of the same sum, and much quicker
         return
-    told = _number(block[148:156], at)  # older than ustar: only the checksum tells a header
-    if told != sum(block) - sum(block[148:156]) + 8 * 32:
-        what = "is not a tar file" if at == 0 else f"has no header where one should be, at byte {at}"
-        raise _Damaged(f"{what}; give a plain tar, or copy it again")
+    total = sum(block)
+    if told in (total, total - 256 * sum(byte > 127 for byte in block)):  # some old programs took bytes as signed
+        return
+    if block[257:262] == b"ustar":
+        raise _Damaged(f"has a damaged header at byte {at}; copy it again")
+    what = "is not a tar file" if at == 0 else f"has no header where one should be, at byte {at}"
+    raise _Damaged(f"{what}; give a plain tar, or copy it again")
 
 
 def _number(field: bytes, at: int) -> int:
