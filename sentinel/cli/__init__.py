@@ -36,7 +36,7 @@ exit codes:
   2    the command was not understood
   3    infeasible: the step needs more fast memory than there is
   130  interrupted
-  `run` exits with the script's own exit code, even if placement or report failed.
+  `run` exits with the script's own exit code, even if placement or report failed; by SIGINT where Ctrl-C ended it.
 """
 
 
