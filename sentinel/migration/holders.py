@@ -9,7 +9,6 @@ unexplained. An address kept as a plain integer is no reference: nobody can find
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import inspect
 import sys
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sentinel.migration import frame_locals
 from sentinel.profiler import reducers, torch_shim
 from sentinel.system import native
 
@@ -161,7 +161,10 @@ class _Judge:
         if not all(self._accounted(int(holder["python"]), int(holder["uses"])) for holder in (row, *tensors)):
             if row["resizable"] == 0:
                 return "a numpy array shares its memory"
-            return "a reference to a tensor of it can't be explained (an array, a C extension or another thread's call)"
+            return (
+                "a reference to a tensor of it can't be explained (an array, a C extension, another thread's call, or "
+                "a function that asks for locals())"
+            )
         return ""
 
     def _accounted(self, python: int, uses: int) -> bool:
@@ -241,28 +244,8 @@ def _slots(frame: FrameType) -> list[int]:
     # Module and class bodies keep their names in dicts, generators are looked into: the collector shows both.
     if not code.co_flags & inspect.CO_OPTIMIZED or code.co_flags & _GENERATOR:
         return []
+    held = frame_locals.of(frame)
+    if held is None:  # what they refer to stays where it is
+        return []
     cells = {*code.co_cellvars, *code.co_freevars}
-    held = frame.f_locals
-    slots = [id(held[name]) for name in code.co_varnames if name in held and name not in cells]
-    # Until 3.12 the frame keeps this dict, and with it whatever the locals were, as long as it runs.
-    if type(held) is dict and sys.getrefcount(held) <= _dict_of_a_frame():
-        held.clear()
-    return slots
-
-
-@functools.cache
-def _dict_of_a_frame() -> int:
-    """References to the locals of a running frame while `_slots` looks at them, if nobody else holds them."""
-
-    def probe() -> int:
-        frame = inspect.currentframe()
-        assert frame is not None
-        held = frame.f_locals
-        references = sys.getrefcount(held)
-        # A frame that names itself lives, with all its callers and their locals, until the next collection.
-        if type(held) is dict:
-            held.clear()
-        del frame, held
-        return references
-
-    return probe()
+    return [id(held[name]) for name in code.co_varnames if name in held and name not in cells]

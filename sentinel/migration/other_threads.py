@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from sentinel.migration import frame_locals
+
 MOST_OBJECTS = 300_000
 """Looked at for one thread: beyond, it counts as one that holds what is looked for."""
 
@@ -32,7 +34,8 @@ def holders(managed: Callable[[int], bool], *, most: int = MOST_OBJECTS) -> list
     """Names of the other threads from which a tensor can be reached whose memory `managed(address)` is ours.
 
     Followed are local variables, the global names that a function's code uses, attributes, containers and weak
-    references; of modules and classes only what the code names beside them.
+    references; of modules and classes only what the code names beside them. A thread counts as one that holds a tensor
+    where local variables of its functions can't be read (`frame_locals.of`).
     """
     own = threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -45,7 +48,10 @@ def _reaches(top: FrameType, managed: Callable[[int], bool], most: int) -> bool:
     waiting: list[Any] = []
     frame: FrameType | None = top
     while frame is not None:
-        waiting += frame.f_locals.values()
+        held = frame_locals.of(frame)
+        if held is None:
+            return True  # what they are is not known
+        waiting += held.values()
         waiting += _named(frame.f_code, frame.f_globals)
         frame = frame.f_back
     seen: dict[int, Any] = {}  # by id, and kept alive: an id must not come again

@@ -43,7 +43,9 @@ ELSEWHERE = {
     "profiler/operators.py: keeps _OF_PARENT, a _OfParent": "the Runtime holds weakly what a child does not inherit",
     # the same answer at any time
     "files/codec.py: caches _codecs": "made from the fields of a class",
-    "migration/holders.py: caches _dict_of_a_frame": "a property of this interpreter",
+    "migration/frame_locals.py: caches _get_var": "a function of this interpreter",
+    "migration/frame_locals.py: caches _references_to_a_frames_dict": "a property of this interpreter",
+    "migration/frame_locals.py: caches _takes_its_own": "a property of the code, and no more than 4096 of them",
     "profiler/flops.py: caches _formulas": "torch's own, by name",
     "profiler/estimate/schema_accesses.py: caches describe": "pure",
     "profiler/flops.py: caches flops": "pure",
