@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.profiler import calling_lines, flops, torch_shim
 from sentinel.runtime import RUNTIME
 from sentinel.system import native
@@ -37,6 +37,7 @@ MOST_EVENTS = (1 << 24) - (1 << 12)
 """A recording breaks off with 16 million events, which take 800 MB; a step of a large model has some 100,000. A little
 less than a power of two: beyond that the log would be copied to twice the room."""
 _TOO_LONG = "the step that was to be recorded did not end"
+_UNKNOWN_TENSOR = "an operator of the step had a tensor of a kind that does not tell its size"
 
 _U64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 
@@ -91,10 +92,12 @@ def events_so_far() -> int:
 def log() -> OperatorLog:
     """Takes what was recorded between `start` and `stop`; its memory goes back.
 
-    Raises NativeError where the recording broke off, as it does when it finds no memory, or has MOST_EVENTS: training
-    went on.
+    Where the recording broke off training went on; raises NativeError if it found no memory or has MOST_EVENTS,
+    CapabilityError if torch threw where it was asked about an operator's tensor.
     """
     error = torch_shim.function("sn_recorder_error", _INT)()
+    if error == -errno.EIO:
+        raise CapabilityError("recording operators", _UNKNOWN_TENSOR, "report this with torch's version")
     native.check("recording operators", error, _TOO_LONG if error == -errno.ENOBUFS else "")
     events = _copy("sn_recorder_count", "sn_recorder_copy", OPERATOR_DTYPE)
     words = _copy("sn_recorder_word_count", "sn_recorder_words", np.dtype("<i8"))

@@ -17,6 +17,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.profiler.annotate import Annotation, annotate, as_list
+from sentinel.profiler.unobserved import unobserved
 from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, TickSink
 from sentinel.session import pinning
@@ -137,8 +138,9 @@ def wanted(request: Request | None = None) -> Request:
 def _settle_vector_math() -> None:
     """MKL chooses its vector functions at its first call, and where two threads make that at once, one of them may
     compute with 12 bits; so one thread makes it. See docs/decisions/0120-mkl-is-called-by-one-thread-first.md."""
-    for dtype in (torch.float32, torch.float64):
-        torch.ones(1, dtype=dtype, device="cpu").sqrt()
+    with unobserved():
+        for dtype in (torch.float32, torch.float64):
+            torch.ones(1, dtype=dtype, device="cpu").sqrt()
 
 
 def leave_to_script(request: Request | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sentinel.core.errors import NativeError, UsageError
+from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.profiler import operators
 from sentinel.profiler.operators import MADE, OPERATOR, READ, WRITE
 from sentinel.profiler.record import StepRecorder
@@ -68,6 +69,36 @@ def test_nothing_is_recorded_outside():
         x.add_(1)
     x.add_(1)
     assert seen.writes(x) == [("add_", 0, 4096)]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_counts_for_all_of_its_storage():
+    nested = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)])
+    weight, other = torch.ones(8, 8), torch.ones(1024)
+    with Seen() as seen:
+        made = torch.nn.functional.linear(nested, weight)
+        other.add_(1)
+    whole = 8 * 8 * 4
+    assert (0, whole) in [access[1:] for access in seen.reads(nested)]
+    assert (0, whole) in [access[1:] for access in seen.writes(made)]
+    assert seen.writes(other) == [("add_", 0, 4096)]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_jagged_tensor_does_not_end_the_recording():
+    jagged = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=torch.jagged)
+    other = torch.ones(1024)
+    with Seen() as seen:
+        made = torch.nn.functional.linear(jagged, torch.ones(8, 8)) + 1
+        other.add_(1)
+    assert len(seen.writes(made.values())) > 0
+    assert seen.writes(other) == [("add_", 0, 4096)]
+
+
+def test_a_recording_that_broke_off_at_a_tensor_says_so(monkeypatch):
+    monkeypatch.setattr(operators.torch_shim, "function", lambda *_: lambda: -errno.EIO)
+    with pytest.raises(CapabilityError, match="does not tell its size"):
+        operators.log()
 
 
 def test_counts_are_exact_for_a_prime_number_of_calls():
@@ -299,7 +330,7 @@ class TestFlops:
 
 NO_MEMORY = """
 import resource, torch
-from sentinel.core.errors import NativeError
+from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.profiler import operators
 
 torch.set_num_threads(1)

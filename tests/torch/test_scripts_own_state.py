@@ -39,6 +39,81 @@ def train(lr=0.1, steps=12, width=64):
 train()
 """
 
+PERCEPTRON = """
+import collections
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+def train():
+    for _ in range(12):
+        loss = model(torch.randn(32, 64)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(repr(loss.item()))
+"""
+NOISY_ADDITION = """
+class Noise(TorchDispatchMode):  # as of analog hardware
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        made = operator(*args, **(kwargs or {}))
+        if operator is torch.ops.aten.add_.Tensor:
+            made.mul_(1 + 1e-3 * torch.randn(()))
+        return made
+
+with Noise():
+    train()
+"""
+COUNTED = """
+called = collections.Counter()
+
+class Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        called[str(operator)] += 1
+        return operator(*args, **(kwargs or {}))
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ones, torch.zeros, torch.Tensor.add_, torch.Tensor.sqrt):
+            called[function.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+with Operators(), Functions():
+    train()
+print(sorted(called.items()))
+"""
+PROFILED = """
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    train()
+print(sorted((row.key, row.count) for row in seen.key_averages()))
+"""
+NESTED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+model = nn.TransformerEncoder(layer, 2)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+mask = torch.zeros(8, 20, dtype=torch.bool)
+mask[:, 12:] = True
+for _ in range(12):
+    loss = model(torch.randn(8, 20, 64), src_key_padding_mask=mask).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():  # on the fast path: the layers' tensors are nested
+        seen = model(torch.ones(8, 20, 64), src_key_padding_mask=mask).pow(2).mean()
+    model.train()
+    print(repr(loss.item()), repr(seen.item()))
+"""
+
 
 def same_as_without(folder: Path, text: str) -> str:
     """Asserts that the script prints the same under `sentinel run`, which applies a plan; returns what that reports."""
@@ -64,3 +139,12 @@ def same_as_without(folder: Path, text: str) -> str:
 
 def test_a_script_may_keep_its_locals(tmp_path: Path) -> None:
     same_as_without(tmp_path, KEEPS_LOCALS)
+
+
+@pytest.mark.parametrize("watching", [NOISY_ADDITION, COUNTED, PROFILED], ids=["noise", "modes", "profiler"])
+def test_what_watches_operators_sees_those_of_the_script(tmp_path: Path, watching: str) -> None:
+    same_as_without(tmp_path, PERCEPTRON + watching)
+
+
+def test_a_step_may_have_nested_tensors(tmp_path: Path) -> None:
+    assert "recording operators" not in same_as_without(tmp_path, NESTED)

@@ -22,6 +22,7 @@
 namespace {
 
 using sn_shim::Access;
+using sn_shim::has_sizes;
 using sn_shim::is_plain;
 using sn_shim::Operator;
 using sn_shim::within;
@@ -54,10 +55,16 @@ const Operator *lookup(const at::RecordFunction &fn) {
 
 // From its first element to its last one; false if that is not in frames.
 bool span_of(const at::Tensor &tensor, sn_framed_operand *out) {
-  if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu() || tensor.numel() == 0) return false;
+  if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return false;
+  const bool sized = has_sizes(tensor);
+  if (sized && tensor.numel() == 0) return false;
   const c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
   const auto address = reinterpret_cast<uint64_t>(storage->data());  // const: makes no copy-on-write copy
   if (address == 0 || sn_framed_contains(address) == 0) return false;
+  if (!sized) {  // all of its storage
+    *out = {address, storage->nbytes(), 0, 0};
+    return storage->nbytes() != 0;
+  }
   const auto itemsize = static_cast<uint64_t>(tensor.itemsize());
   uint64_t extent = 1;
   for (int64_t i = 0; i < tensor.dim(); ++i) {

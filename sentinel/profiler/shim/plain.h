@@ -1,4 +1,4 @@
-// Tensors that the CPU's own kernels take as they are.
+// What kind of tensor it is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +7,11 @@ namespace sn_shim {
 
 inline bool within(c10::DispatchKeySet keys, c10::DispatchKeySet allowed) {
   return (keys.raw_repr() & ~allowed.raw_repr()) == 0;
+}
+
+// Others throw where they are asked for sizes or strides: nested tensors, and those whose sizes are symbols.
+inline bool has_sizes(const at::Tensor &tensor) {
+  return !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
 // No subclass, wrapper, negation or name: the CPU's own kernel is what runs.

@@ -19,6 +19,7 @@
 #include "guarded.h"
 #include "lines.h"
 #include "operators.h"
+#include "plain.h"
 
 // Python's stable C interface, as in lines.cpp.
 extern "C" {
@@ -35,6 +36,7 @@ namespace {
 
 using sn_shim::Access;
 using sn_shim::each_tensor;
+using sn_shim::has_sizes;
 using sn_shim::Operator;
 using sn_shim::Table;
 
@@ -133,11 +135,21 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 bool mine() { return owner.load(std::memory_order_relaxed) == &thread_mark; }
 
 bool measure(const at::Tensor &tensor, Operand *out) {
-  if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu() || tensor.numel() == 0) return false;
+  if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return false;
+  const bool sized = has_sizes(tensor);
+  if (sized && tensor.numel() == 0) return false;
   const c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
   const auto address = reinterpret_cast<uint64_t>(storage->data());  // const: makes no copy-on-write copy
   if (address == 0 || storage->nbytes() == 0) return false;
   const auto itemsize = static_cast<uint64_t>(tensor.itemsize());
+  if (!sized) {  // it counts for all of its storage
+    *out = Operand{};
+    out->address = address;
+    out->nbytes = out->span = storage->nbytes();
+    out->numel = out->nbytes / itemsize;
+    out->itemsize = itemsize;
+    return true;
+  }
   uint64_t extent = 1;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
     extent += static_cast<uint64_t>((tensor.size(i) - 1) * tensor.stride(i));
@@ -152,7 +164,7 @@ bool measure(const at::Tensor &tensor, Operand *out) {
 }
 
 void put_words(const c10::IValue &value, std::vector<int64_t> *out) {
-  if (value.isTensor() && value.toTensor().defined()) {
+  if (value.isTensor() && value.toTensor().defined() && has_sizes(value.toTensor())) {
     const auto sizes = value.toTensor().sizes();
     out->push_back(1);
     out->push_back(static_cast<int64_t>(sizes.size()));
@@ -216,12 +228,12 @@ void take_inputs(const at::RecordFunction &fn, Frame &frame) {
     if (position < frame.about->arguments.size()) access = frame.about->arguments[position];
     each_tensor(value, [&](const at::Tensor &tensor) {
       Operand operand{};
-      if (position == 1 && tensor.defined()) frame.rows = static_cast<uint64_t>(tensor.numel());
+      if (position == 1 && tensor.defined() && has_sizes(tensor)) frame.rows = static_cast<uint64_t>(tensor.numel());
       if (measure(tensor, &operand)) {
         operand.position = position;
         operand.reads = access.reads;
         operand.writes = access.writes;
-        if (frame.about->table == Table::kRows && position == 0 && tensor.dim() > 0) {
+        if (frame.about->table == Table::kRows && position == 0 && has_sizes(tensor) && tensor.dim() > 0) {
           operand.numel = static_cast<uint64_t>(tensor.numel() / tensor.size(0));  // of a row
         }
         frame.operands.push_back(operand);
@@ -472,6 +484,23 @@ int sn_recorder_stop(void) {
     at::removeCallback(of_nodes);
   }
   return 0;
+}
+
+void sn_recorder_leave_observers(int leave) {
+  static thread_local at::RecordFunctionTLS left;
+  static thread_local bool has_left = false;
+  sn::guarded([&] {
+    if (leave != 0 && !has_left) {
+      left = at::get_record_function_tls_();
+      at::set_record_function_tls_(at::RecordFunctionTLS{});
+      has_left = true;
+    } else if (leave == 0 && has_left) {
+      at::set_record_function_tls_(left);
+      left = at::RecordFunctionTLS{};
+      has_left = false;
+    }
+    return 0;
+  });
 }
 
 int sn_recorder_error(void) { return -broken; }

@@ -33,6 +33,9 @@ typedef struct sn_operator_event {
 // recording breaks off. It ends in a forked child. -EBUSY: started already.
 SN_API int sn_recorder_start(uint64_t count, const char *const *worded, uint64_t most);
 SN_API int sn_recorder_stop(void);
+// 1: what observes the operators of the calling thread alone, as torch's profiler does, sees none until 0 is said. Other
+// observers, the recorder among them, see them all.
+SN_API void sn_recorder_leave_observers(int leave);
 // The recording that starts next notes the lines of the program that call operators outside of backward: the frames of
 // paths that begin with a word of `skipped` tell nothing, those with a word of `libraries` in them are no program's.
 SN_API void sn_recorder_note_lines(uint64_t n_skipped, const char *const *skipped, uint64_t n_libraries,
@@ -40,8 +43,8 @@ SN_API void sn_recorder_note_lines(uint64_t n_skipped, const char *const *skippe
 SN_API uint64_t sn_recorder_line_count(void);
 // That of the number `line` + 1: PATH:LINE of the program, and after a line feed that of the library that it called.
 SN_API const char *sn_recorder_line(uint64_t line);  // NULL: there is none; valid until the next start or forget
-// 0, or -errno: the recording broke off (-ENOMEM: no memory was left for it; -ENOBUFS: it had the most events) and holds
-// nothing; the operators ran on.
+// 0, or -errno: the recording broke off (-ENOMEM: no memory was left for it; -ENOBUFS: it had the most events;
+// -EIO: torch threw where a tensor was asked about) and holds nothing; the operators ran on.
 SN_API int sn_recorder_error(void);
 // Gives back what was recorded. -EBUSY while it is recorded.
 SN_API int sn_recorder_forget(void);
