@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from sentinel.core.errors import UsageError
 from sentinel.core.rules import require
 from sentinel.core.units import format_bytes
-from sentinel.profiler import backward, hooks, slices
+from sentinel.profiler import hooks, module_hooks, slices
 from sentinel.profiler.blocks import find_blocks, named_blocks
 from sentinel.runtime import RUNTIME
-from sentinel.runtime.ordinals import Ordinals, prefix
+from sentinel.runtime.ordinals import prefix
 
 
 class Annotation:
@@ -69,14 +69,16 @@ def annotate(
     )
     chosen = [find_blocks(m) if blocks is None else named_blocks(m, blocks) for m in models]
     names: list[str] = []
-    undo: list[Callable[[], None]] = []
+    owner = object()
+    undo: list[Callable[[], None]] = [lambda: module_hooks.remove_all_of(owner)]
     try:
         for one, found in zip(models, chosen, strict=True):
             if RUNTIME.models.find(one) is None:
-                names += _annotate_model(one, found, undo)
+                names += _annotate_model(one, found, owner)
         for stepper in optimizers:
             if RUNTIME.optimizers.find(stepper) is None:
-                ordinal = _join(RUNTIME.optimizers, stepper, undo)
+                undo.append(lambda: RUNTIME.optimizers.remove_all_of(owner))
+                ordinal = RUNTIME.optimizers.join(stepper, owner)
                 undo.append(slices.SlicedStep(stepper, f"{prefix(ordinal)}optimizer").remove)
     except BaseException:
         _undo_all(undo)
@@ -154,76 +156,12 @@ def as_list(given: T | Sequence[T] | None, kind: type[T], what: str) -> list[T]:
     return list(found.values())
 
 
-def _annotate_model(
-    model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], undo: list[Callable[[], None]]
-) -> list[str]:
-    start = prefix(_join(RUNTIME.models, model, undo))
-    undo.append(model.register_forward_pre_hook(_RootBefore(), prepend=True).remove)
+def _annotate_model(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], owner: object) -> list[str]:
+    start = prefix(RUNTIME.models.join(model, owner))
     names = []
     for name, block in blocks:
         if RUNTIME.blocks.find(block) is None:
-            _join(RUNTIME.blocks, block, undo)
-            label = start + (name or type(model).__name__)
-            undo.append(block.register_forward_hook(_BlockHook(label)).remove)
-            names.append(label)
-    undo.append(model.register_forward_hook(_RootAfter(), always_call=True).remove)
+            names.append(start + (name or type(model).__name__))
+            RUNTIME.blocks.put(block, names[-1], owner)
+    module_hooks.install()  # not before: a forward of another thread takes out hooks that nobody uses
     return names
-
-
-def _join(ordinals: Ordinals[T], item: T, undo: list[Callable[[], None]]) -> int:
-    ordinal = ordinals.join(item)
-    undo.append(lambda: ordinals.leave(ordinal))
-    return ordinal
-
-
-class _Hook:
-    """A module hook whose copies and pickles do nothing, and need no Sentinel to be loaded."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, returns None
-
-    def __deepcopy__(self, memo: object) -> Any:
-        return contextlib.nullcontext().__exit__
-
-
-class _RootBefore(_Hook):
-    def __call__(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            RUNTIME.grad_modes.append(torch.is_grad_enabled())
-
-
-class _RootAfter(_Hook):
-    """Runs after a forward that failed too, then `output` is None."""
-
-    def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if RUNTIME.grad_modes:
-            RUNTIME.grad_modes.pop()
-        if RUNTIME.sink is not None and torch.is_grad_enabled():
-            backward.watch(output, None)
-
-
-class _BlockHook(_Hook):
-    """Ticks at the end of a block's forward, and sees to it that its backward ticks."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
-        if torch.compiler.is_compiling():  # a graph would replay its ticks, and be guarded by what is read here
-            return
-        sink = RUNTIME.sink
-        if sink is None:
-            return
-        grad = torch.is_grad_enabled()
-        if backward.graph_task() != -1:  # activation checkpointing computes this block again
-            if grad:
-                backward.recompute(self._name, output)
-            return
-        # a checkpointed block may run without grad mode inside of a forward that has it
-        if grad or (RUNTIME.grad_modes and RUNTIME.grad_modes[-1]):
-            backward.outside()
-            if grad:
-                backward.watch(output, self._name)
-            sink.tick(self._name, "forward", "annotate")

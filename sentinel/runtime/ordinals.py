@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Generic, TypeVar
+
+from sentinel.runtime.by_identity import ByIdentity
 
 T = TypeVar("T")
 
@@ -14,28 +15,29 @@ def prefix(ordinal: int) -> str:
 
 
 class Ordinals(Generic[T]):
-    """Objects, weakly held, each with the lowest number that was free when it joined."""
+    """Objects, weakly held, each with the lowest number that was free when it joined. False where there are none."""
 
     def __init__(self) -> None:
-        self._held: dict[int, weakref.ref[T]] = {}
+        self._held: ByIdentity[T, int] = ByIdentity()
 
-    def join(self, item: T) -> int:
-        """The number that `item` gets."""
-        self.alive()
-        ordinal = next(n for n in range(len(self._held) + 1) if n not in self._held)
-        self._held[ordinal] = weakref.ref(item)
+    def join(self, item: T, owner: object = None) -> int:
+        """The number that `item` gets, for as long as it lives or until `remove_all_of`."""
+        taken = {number for _, number in self._held.alive()}
+        ordinal = next(n for n in range(len(taken) + 1) if n not in taken)
+        self._held.put(item, ordinal, owner)
         return ordinal
 
-    def leave(self, ordinal: int) -> None:
-        """Frees the number, if it is taken."""
-        self._held.pop(ordinal, None)
+    def remove_all_of(self, owner: object) -> None:
+        """Frees the numbers of what joined on behalf of `owner`. May be called again."""
+        self._held.remove_all_of(owner)
 
     def find(self, item: T) -> int | None:
         """The number of `item`, None if it has not joined."""
-        return next((n for n, held in self._held.items() if held() is item), None)
+        return self._held.find(item)
 
     def alive(self) -> list[T]:
         """The objects by number; those that died have left."""
-        found = {n: item for n in sorted(self._held) if (item := self._held[n]()) is not None}
-        self._held = {n: self._held[n] for n in found}
-        return list(found.values())
+        return [item for item, _ in sorted(self._held.alive(), key=lambda held: held[1])]
+
+    def __bool__(self) -> bool:
+        return bool(self._held)

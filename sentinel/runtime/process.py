@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, ref
 
 from sentinel.core.ending import end_all
+from sentinel.runtime.by_identity import ByIdentity
 from sentinel.runtime.ordinals import Ordinals
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class Runtime:
     One in a process. `memory`: the ManagedMemory that is torch's allocator. `recorder`: on whose behalf operators are
     recorded, or were last. `trackers`: those that were begun and may have something to give back.
 
-    Annotations. `models`, `optimizers`, `blocks`: those that tick; blocks lest one that two models share ticks twice.
+    Annotations. `models`, `optimizers`, `blocks`: those that tick; `blocks` with the names of their layers: one
+    that two models share ticks once, by its first name.
     `grad_modes`: at the entry of each annotated model whose forward is running. `backward`: the one that is running.
 
     Pins. `kept`: what `keep_fast` and `keep_slow` were told, in order: where, and a pattern or a weak reference.
@@ -137,7 +139,7 @@ class Runtime:
         self.trackers: set[Closable] = set()
         self.models: Ordinals[nn.Module] = Ordinals()
         self.optimizers: Ordinals[Optimizer] = Ordinals()
-        self.blocks: Ordinals[nn.Module] = Ordinals()
+        self.blocks: ByIdentity[nn.Module, str] = ByIdentity()
         self.grad_modes: list[bool] = []
         self.backward = BackwardPass()
         self.kept: list[tuple[str, str | ref[Any]]] = []

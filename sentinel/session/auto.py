@@ -13,7 +13,6 @@ import functools
 import gc
 import itertools
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
@@ -28,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from sentinel import session
 from sentinel.core.errors import CapabilityError
 from sentinel.core.units import format_bytes
+from sentinel.profiler import module_hooks
 from sentinel.profiler.backward import graph_task
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
 from sentinel.runtime import RUNTIME
@@ -69,8 +69,7 @@ class Follower:
         self._script_annotates = False
         RUNTIME.finder = self
         RUNTIME.not_inherited.add(self)
-        # Said of any global hook; these do nothing within a compiled graph, and count its wrapper as one module.
-        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
+        module_hooks.ignore_warnings()
         self._hooks: list[RemovableHandle] = [
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward, always_call=True),

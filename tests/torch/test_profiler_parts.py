@@ -35,8 +35,11 @@ def test_hooks_are_removed_by_owner_though_their_handles_are_lost() -> None:
 def test_an_object_gets_the_lowest_number_that_is_free() -> None:
     numbers: Ordinals[nn.Module] = Ordinals()
     first, second, third = (nn.Identity() for _ in range(3))
-    assert [numbers.join(module) for module in (first, second)] == [0, 1]
-    numbers.leave(0)
+    owner = object()
+    assert not numbers
+    assert [numbers.join(first, owner), numbers.join(second)] == [0, 1]
+    for _ in range(2):
+        numbers.remove_all_of(owner)
     assert (numbers.find(first), numbers.find(second)) == (None, 1)
     assert numbers.join(third) == 0
     del second
