@@ -16,6 +16,7 @@ ELSEWHERE = {
     "cli/script.py: sets sys.argv": "run_as_main",
     "cli/script.py: sets sys.modules": "run_as_main",
     "cli/script.py: sets sys.path": "run_as_main, module_named",
+    "cli/__init__.py: sets sys.excepthook": "as the process ends by an interrupt that was shown",
     "cli/early_end.py: calls signal.signal": "SIGTERM, where nothing else handles it; forked children put it back",
     "cli/early_end.py: calls os.register_at_fork": "as above",
     "executed/trained_bits.py: sets sys.argv": "a forked child that runs one script and ends",
