@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import (
@@ -159,7 +158,6 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"sentinel: {error}", file=sys.stderr)
         status = code_of(error)
     if os.getpid() == process:  # and no child that the script forked and let run on
-        wait_for_threads()
         try:
             with sigterm_waits():
                 finish(arguments, follower, kept, limit, failed=status != 0)
@@ -170,23 +168,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if status == BY_INTERRUPT:
         raise EndsByInterrupt
     return status
-
-
-def wait_for_threads() -> None:
-    """Of the script, as Python does before it ends: one of them may train."""
-    with contextlib.suppress(KeyboardInterrupt):  # as Python takes it there: it waits no longer
-        while others := _others():
-            others[0].join()
-
-
-_OF_EXECUTORS = (("concurrent.futures.thread", "_threads_queues"), ("concurrent.futures.process", "_threads_wakeups"))
-"""Where executors have their threads, which end when Python begins to."""
-
-
-def _others() -> list[threading.Thread]:
-    idle = [each for module, name in _OF_EXECUTORS for each in getattr(sys.modules.get(module), name, ())]
-    own = (threading.main_thread(), threading.current_thread())
-    return [each for each in threading.enumerate() if not (each.daemon or each in idle or each in own)]
 
 
 _OF_A_PLAN = {

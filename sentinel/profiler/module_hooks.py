@@ -37,10 +37,16 @@ def remove_all_of(owner: object) -> None:
     _uninstall_unless_used()
 
 
+_OF_A_COMPILED_MODEL = r"Using `torch\.compile\(module\)` when there are global hooks"
+
+
 def ignore_warnings() -> None:
     """PyTorch warns of any hook of all modules that a compiled model's wrapper counts as one module more. Ours do
     nothing within a compiled graph, and know the modules that they look for."""
-    warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
+    there = (each[1] for each in warnings.filters if each[0] == "ignore" and each[2] is UserWarning)
+    if any(getattr(message, "pattern", message) == _OF_A_COMPILED_MODEL for message in there):
+        return  # one more would have Python show again what it shows once
+    warnings.filterwarnings("ignore", _OF_A_COMPILED_MODEL, UserWarning)
 
 
 def _uninstall_unless_used() -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import traceback
 from pathlib import Path
 
@@ -187,21 +186,6 @@ raise KeyboardInterrupt
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
     assert done.returncode == -signal.SIGINT
     assert "Traceback" not in done.stderr
-
-
-def test_a_thread_that_trains_on_is_waited_for(tmp_path: Path) -> None:
-    text = f"""
-import concurrent.futures, threading
-concurrent.futures.ThreadPoolExecutor(1).submit(int)  # whose thread waits for Python's end
-def train():
-{textwrap.indent(TRAINS, "    ")}
-    print("trained")
-threading.Thread(target=train).start()
-"""
-    done = sentinel("run", *EMULATED, script(tmp_path, text), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
-    assert "planned" in done.stderr
-    assert (tmp_path / "sentinel-report.html").exists()
 
 
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
