@@ -234,9 +234,10 @@ int arm_register() {
 
 int arm_zap() {
   for (int i = 0; i < armed.count; i++) {
-    const uint64_t used = arm_used_bytes(armed.ranges[i]);
-    if (used == 0) continue;
-    const int error = advise(armed.ranges[i].base, used, MADV_DONTNEED);
+    const ArmRange &range = armed.ranges[i];
+    const uint64_t from = range.shared_from, to = std::min(arm_used_bytes(range), range.shared_to);
+    if (to <= from) continue;  // what is private already, where giving it back failed half way, would be lost
+    const int error = advise(range.base + from, to - from, MADV_DONTNEED);
     if (error != 0) return error;
   }
   return 0;

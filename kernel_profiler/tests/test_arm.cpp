@@ -406,6 +406,28 @@ void a_range_that_stays_shared_is_filled_and_watched_on() {
   CHECK(sn_arm_unmap(at) == 0);
 }
 
+// Each call of the way back fails in turn, wherever the range is private by then; watched again, it has all its bytes.
+void a_range_that_is_half_private_keeps_its_bytes() {
+  bool half = false, whole = false;
+  for (int call = 1; !whole; call++) {
+    fill(static_cast<uint64_t>(call));
+    CHECK(sn_arm_back(base, kBytes, guarded) == 0);
+    sn_system_fail(SYS_mremap, call, ENOMEM);
+    whole = sn_arm_unback() == 0;
+    sn_system_fail(-1, 0, 0);
+    half = half || (!whole && !is_shared());
+    if (!whole && sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, kPages) == 0) {
+      CHECK(sn_touch_mark(0) == 0);
+      CHECK(holds(static_cast<uint64_t>(call)));
+      CHECK(sn_touch_stop() == 0);
+    }
+    CHECK(holds(static_cast<uint64_t>(call)));
+    CHECK(whole || sn_arm_unback() == 0);
+    CHECK(holds(static_cast<uint64_t>(call)));
+  }
+  CHECK(half);
+}
+
 }  // namespace
 
 int main() {
@@ -415,6 +437,7 @@ int main() {
   huge_pages_may_fail();
   swapped_pages_come_along();
   a_range_that_stays_shared_is_filled_and_watched_on();
+  a_range_that_is_half_private_keeps_its_bytes();
   guarded = sn_arm_guarded() == 0 ? 1 : 0;  // test_arm_writers fails its calls
   swapped_pages_come_along();
   fill(5);
