@@ -58,6 +58,6 @@ def _short(path: str, number: str) -> str:
 def _here() -> tuple[str, ...]:
     """The script's folder and the current one; none where the current one has been removed."""
     try:
-        return os.path.dirname(os.path.abspath(sys.argv[0] or ".")), os.path.abspath(os.curdir)
+        return os.path.dirname(os.path.abspath(next(iter(sys.argv), "") or ".")), os.path.abspath(os.curdir)
     except OSError:
         return ()

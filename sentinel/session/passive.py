@@ -186,7 +186,7 @@ class PassiveSession:
                 setup_ns=self._setup_ns,
                 in_place=tuple(self._left),
                 notes=tuple(notes_on(figures, self._tier, self._unnamed_bytes, ran_s, beside)),
-                script=sys.argv[0] or None,
+                script=next(iter(sys.argv), "") or None,  # a script may have taken all of them
                 storage=figures,
             )
         )

@@ -138,7 +138,12 @@ class Placing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end(failed=error is not None)
+        self.end(failed=error is not None and not _ends_well(error))
+
+
+def _ends_well(error: BaseException) -> bool:
+    """Whether a loop ends so that did all that it was to do: by `sys.exit(0)`, or as a generator that is left."""
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
 def _look_no_more(follower: Follower | None, *, failed: bool) -> None:

@@ -85,7 +85,7 @@ class Reporting:
             in_place=tuple(context.job.left_in_place),
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
             notes=self.notes(),
-            script=sys.argv[0] or None,
+            script=next(iter(sys.argv), "") or None,  # a script may have taken all of them
             buckets=rows_of(context.applying.buckets, context.applying.strangers),
             profiled_load=context.host.load("profiled"),
             applied_load=context.host.load("applied"),

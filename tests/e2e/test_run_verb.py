@@ -188,6 +188,13 @@ raise KeyboardInterrupt
     assert "Traceback" not in done.stderr
 
 
+def test_a_script_may_take_all_of_its_arguments(tmp_path: Path) -> None:
+    done = sentinel("run", *EMULATED, script(tmp_path, "import sys\nsys.argv.clear()\n" + TRAINS), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "planned" in done.stderr
+    assert (tmp_path / "sentinel-report.html").exists()
+
+
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     done = sentinel("run", script(tmp_path, "def f():\n    return 1 / 0\nf()\n"))
     frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]

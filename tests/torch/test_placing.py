@@ -405,3 +405,25 @@ def test_on_a_file_what_is_built_within_is_in_frames(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert (Path(folder) / "r.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (None, False),
+        (SystemExit(0), False),
+        (SystemExit(), False),
+        (GeneratorExit(), False),
+        (SystemExit(1), True),
+        (SystemExit("no"), True),
+        (KeyboardInterrupt(), True),
+        (ValueError(), True),
+    ],
+)
+def test_a_loop_that_leaves_by_sys_exit_has_not_failed(
+    error: BaseException | None, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(Placing, "end", lambda _self, *, failed: told.append(failed))
+    sentinel.placing().__exit__(None if error is None else type(error), error, None)
+    assert told == [failed]

@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <cxxabi.h>
 #include <typeinfo>
 
@@ -31,7 +32,9 @@ class ManagedAllocator final : public c10::Allocator {
     void *address = sn_allocate(nbytes);
     if (address == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(nbytes);
-      TORCH_CHECK(false, "sentinel: can't allocate memory: you tried to allocate ", nbytes, " bytes");
+      // torch's own words, by which accelerate and Lightning know to try a smaller batch
+      TORCH_CHECK(false, "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", nbytes,
+                  " bytes. Error code ", ENOMEM, " (", strerror(ENOMEM), ")");
     }
     c10::DataPtr held{address, address, &release, cpu};  // first: what follows may throw
     c10::profiledCPUMemoryReporter().New(address, nbytes);
