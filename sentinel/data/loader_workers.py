@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,11 @@ worker of torch looks each 5 s."""
 
 def begin_worker(_: int) -> None:
     """Runs first in a worker. torch's own look at whether the trainer lives fails where that was killed before a worker
-    had started, or where a fork server is between them; and a worker that ends waits until its messages are read."""
+    had started, or where a fork server is between them; and a worker that ends waits until its messages are read.
+
+    Ctrl-C on a terminal comes to workers too. They leave it to the trainer, which ends them: one that it met as it took
+    the lock of torch's event for the end would keep that, and the trainer and the other workers would wait for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_if_not_sent(Served)
     if (trainer := parent_process()) is not None:
         Thread(target=_end_after, args=(trainer, os.getppid()), name="sentinel-end", daemon=True).start()

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "cli/common.py: calls signal.signal": "verbs that end with the process: SIGTERM ends them as Ctrl-C does",
     "cli/prove.py: calls signal.signal": "the same verb, while it writes what there is",
     "proving/cell_process.py: calls signal.signal": "in a child that does one thing and ends",
+    "data/loader_workers.py: calls signal.signal": "in a worker, which its trainer ends",
     # what ends with the process
     "session/__init__.py: calls atexit.register": "stock allocation is back before the interpreter goes",
     "session/__init__.py: sets sys.excepthook": "as above, where the interpreter lives on; Runtime.shows_uncaught",
