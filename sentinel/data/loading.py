@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -269,9 +270,10 @@ class Loader(IterableDataset[Any]):
         """Ends workers and the reader now; otherwise they end when the loader is not used any more."""
         self._iteration += 1
         self._feeding.give_up()
-        batches = None if self._workers is None else self._workers._iterator
+        batches: Any = None if self._workers is None else self._workers._iterator
         self._workers = None
-        if batches is not None:  # else they live on for as long as somebody has it, as a traceback may
+        # Else they live on for as long as somebody has it, as a traceback may. To a forked child they do not belong.
+        if batches is not None and all(worker._parent_pid == os.getpid() for worker in batches._workers):
             self._stop_workers(batches)
 
     # --- where it is ---

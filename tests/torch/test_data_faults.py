@@ -120,6 +120,19 @@ def test_close_ends_workers_though_somebody_has_the_iteration(tars: list[str], t
         loader.close()
 
 
+def test_close_in_a_forked_child_raises_nothing(tars: list[str]) -> None:
+    loader = loader_of(tars, workers=2)
+    iteration = iter(loader)
+    next(iteration)
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            loader.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    loader.close()
+
+
 def numbered_bytes(sample: dict[str, bytes]) -> tuple[int, bytes]:
     return number_of(sample), bytes(1 << 16)
 
