@@ -46,7 +46,7 @@ def own_share(found: Found) -> float:
 
 
 def served_share(found: Found, name: str) -> float | None:
-    """As watched; of ours the smaller one of that and its own account, for watching disturbs ours."""
+    """As watched; of ours the smaller one of that and its own account."""
     share = watched_share(found, name)
     return min(share, own_share(found)) if share is not None and name == OURS else share
 

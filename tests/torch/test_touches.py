@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
+from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.executed.touches import LINE_BYTES, Touches  # noqa: E402
 
 
@@ -94,3 +97,96 @@ def test_backward_is_seen() -> None:
         loss.backward()
     assert weight.grad is not None
     assert touches.by_node[0] >= 13 * LINE_BYTES
+
+
+def test_a_gradient_is_added_up_where_it_is_as_in_a_step_that_nobody_watches() -> None:
+    weight = floats(13).requires_grad_()
+    (weight * 2.0).sum().backward()
+    assert weight.grad is not None
+    address = weight.grad.data_ptr()
+    with Touches(all_on(0)) as touches:  # type: ignore[arg-type]
+        (weight * 2.0).sum().backward()
+    assert weight.grad.data_ptr() == address
+    assert touches.by_node[0] >= 4 * 13 * LINE_BYTES  # weight, its double, two gradients
+
+
+def test_an_operand_that_gives_its_size_alone_is_not_touched() -> None:
+    a = floats(7)
+    with Touches(all_on(0)) as touches:  # type: ignore[arg-type]
+        made = torch.zeros_like(a)
+    assert touches.by_node == {0: made.nbytes}
+
+
+def test_what_an_operator_passes_on_is_not_touched() -> None:
+    a = floats(7)
+    with Touches(all_on(0)) as touches:  # type: ignore[arg-type]
+        assert a.to(torch.float32) is a
+        assert a.contiguous() is a
+        torch.nn.functional.dropout(a, training=False)
+        a.reshape(-1, 4)
+    assert not touches.by_node
+
+
+def test_rows_are_found_whatever_the_strides_of_their_numbers() -> None:
+    table = torch.ones(1000, LINE_BYTES // 4)
+    rows = torch.tensor([[5, 17], [900, 999], [5, 5]]).t()[:, ::2]  # 5, 5, 17, 5
+    assert not rows.is_contiguous()
+    with Touches(all_on(0)) as touches:  # type: ignore[arg-type]
+        found = torch.nn.functional.embedding(rows, table)
+    others = found.nbytes // LINE_BYTES + 2 * 2  # the numbers, and their copy
+    assert 2 + found.nbytes // LINE_BYTES <= touches.by_node[0] // LINE_BYTES <= 2 + others
+
+
+def test_a_bag_reads_its_rows_only() -> None:
+    table = torch.ones(1000, LINE_BYTES // 4)
+    rows, offsets = torch.tensor([5, 17, 5, 900]), torch.tensor([0, 2])
+    with Touches(all_on(0)) as touches:  # type: ignore[arg-type]
+        torch.nn.functional.embedding_bag(rows, table, offsets, mode="sum")
+    assert 3 <= touches.by_node[0] // LINE_BYTES <= 20
+
+
+def test_what_counting_raises_comes_at_the_end_of_the_layer() -> None:
+    def fails(_pages: NDArray[np.uint64]) -> NDArray[np.int32]:
+        raise ValueError("no nodes")
+
+    a = floats(7)
+    with pytest.raises(ValueError, match="no nodes"), Touches(fails) as touches:
+        a.add_(1.0)
+        assert a[0] == 2.0
+        touches.end_layer()
+
+
+def test_two_at_once_are_refused() -> None:
+    with Touches(all_on(0)), pytest.raises(UsageError, match="watched already"), Touches(all_on(0)):  # type: ignore[arg-type]
+        pass
+    with Touches(all_on(0)) as touches:  # type: ignore[arg-type]
+        floats(3).add_(1.0)
+    assert touches.by_node
+
+
+def test_other_threads_are_not_watched_and_a_forked_child_counts_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+_FORKS = """
+import os, threading
+import numpy as np, torch
+from sentinel.executed.touches import Touches
+torch.set_num_threads(1)
+a = torch.ones(1 << 12)
+with Touches(lambda pages: np.zeros(len(pages), np.int32)) as touches:
+    other = threading.Thread(target=lambda: a.add_(1.0))
+    other.start()
+    other.join()
+    assert not touches.by_node, touches.by_node
+    child = os.fork()
+    if not child:
+        a.add_(1.0)
+        os._exit(0 if not touches.by_node else 3)
+    assert os.waitpid(child, 0)[1] == 0
+    a.add_(1.0)
+assert touches.by_node == {0: 1 << 14}, touches.by_node
+"""
