@@ -52,6 +52,12 @@ def host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def reachable_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may ever have: what the host has, or less where its container is limited."""
+    group = tightest_group(root)
+    return host_bytes() if group is None else min(host_bytes(), group.limit_bytes)
+
+
 def most_mappings(root: Path = Path("/")) -> int:
     """How many mappings the kernel allows a process (vm.max_map_count)."""
     told = text(root / "proc/sys/vm/max_map_count").strip()

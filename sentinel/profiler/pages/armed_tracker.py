@@ -359,12 +359,11 @@ def _chunks_in_parts(runs: NDArray[Any]) -> NDArray[np.uint64]:
 def _layout(ranges: Sequence[AddressRange]) -> tuple[int, list[tuple[AddressRange, int]]]:
     """Pages of the table, and where each range begins in it, as the native library lays them out.
 
-    An arena may reserve more addresses than there is memory: the table ends with the memory, and touches beyond
-    it count as lost.
+    An arena may reserve more addresses than there is memory: the table ends with twice the memory that this process may
+    have, and touches beyond it count as lost.
     """
     layout, pages = [], 0
     for owned in ranges:
         layout.append((owned, pages))
         pages += -(-(owned.nbytes // PAGE_BYTES) // 4) * 4
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PAGE_BYTES
-    return min(pages, 2 * memory), layout
+    return min(pages, 2 * limits.reachable_bytes() // PAGE_BYTES), layout

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sentinel.core.errors import CapabilityError, NativeError
-from sentinel.core.units import PAGE_BYTES
+from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.profiler.pages import bpf_calls, native_touch
 from sentinel.profiler.pages.armed_tracker import CHILDREN, DEVICES, PINNED, TWICE, Reader
 from sentinel.profiler.pages.bpf_object import read_programs
 from sentinel.profiler.pages.protocol import AddressRange
+from sentinel.system import limits
 
 OBJECT = Path(__file__).with_name("page_touches.bpf")
 
@@ -26,6 +27,10 @@ _TOTALS = struct.Struct("<5Q")
 _CONTROL_BYTES = _CONTROL.size + native_touch.MAX_RANGES * _RANGE.size
 _CELL_BYTES, _CELL_PAGES = 8, 4
 _ENABLED_AT = 20
+
+_OF_ROOM = 8
+"""The kernel allocates the whole table at once, on the account of this process's memory cgroup, which it may fill with
+an eighth of what it has left: a group that is full has a process ended."""
 
 _WHAT = "counting page faults by eBPF"
 _REMEDY = "run as root or with CAP_BPF and CAP_PERFMON, or use --tracker perf"
@@ -71,6 +76,7 @@ class EbpfReader(Reader):
 
     def _open(self, n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> int:
         cells = -(-n_pages // _CELL_PAGES)
+        _require_room(cells * _CELL_BYTES)
         create = self._fds.create_map
         maps = {
             "control": create("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE),
@@ -87,6 +93,16 @@ class EbpfReader(Reader):
         self._totals = maps["totals"]
         self._maps[0][_ENABLED_AT] = 1
         return table
+
+
+def _require_room(table_bytes: int) -> None:
+    room = limits.room_bytes()
+    if room is not None and table_bytes > room // _OF_ROOM:
+        raise CapabilityError(
+            _WHAT,
+            f"the memory cgroup has {format_bytes(room)} left, the table of pages takes {format_bytes(table_bytes)}",
+            "give the container more memory, or use --tracker perf",
+        )
 
 
 def _control(n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> bytes:
