@@ -54,7 +54,9 @@ class Follower:
         self._thread = threading.get_ident()
         self._depth = 0
         self._ran_forward = False  # since the last step of an optimizer
-        self._models: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()  # by identity
+        self._models: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()  # by identity, in training mode
+        self._in_eval_mode: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+        self._trained_in_eval_mode: WeakSet[nn.Module] = WeakSet()
         self._last_forward: nn.Module | None = None  # until an optimizer steps: a wrapper may live for this step only
         self._annotated: list[nn.Module] = []  # until the watch ends: a wrapper may have no other owner
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # with a number for its steps
@@ -121,7 +123,11 @@ class Follower:
             return
         self._depth += 1
         recomputed = graph_task() != -1  # by activation checkpointing, within backward
-        if self._depth > 1 or recomputed or not (module.training and torch.is_grad_enabled()):
+        if self._depth > 1 or recomputed or not torch.is_grad_enabled():
+            return
+        if not module.training and module not in self._trained_in_eval_mode:  # validation, or what is to be found
+            if not self._period:
+                self._in_eval_mode.setdefault(id(module), module)
             return
         self._models.setdefault(id(module), module)
         if self._annotation is None:
@@ -150,7 +156,8 @@ class Follower:
         if threading.get_ident() != self._thread:
             if self._steps or self._period:
                 return
-            self._thread, self._models = threading.get_ident(), WeakValueDictionary()  # it is this one that trains
+            self._thread = threading.get_ident()  # it is this one that trains
+            self._models, self._in_eval_mode = WeakValueDictionary(), WeakValueDictionary()
         self._depth, self._ran_forward = 0, False  # no forward is running, whatever an exception left
         self._guard(lambda: self._stepped(optimizer))
 
@@ -168,6 +175,8 @@ class Follower:
         self._period = period_of(self._steps, self._trainable)
         if self._script_annotates and len(self._steps) < WAIT * self._period:
             self._period = 0
+        if self._period:
+            self._trained_in_eval_mode.update(self._only_in_eval_mode())
         if self._period and not self._script_annotates:
             self._annotated = self._trained_models()
             self._annotation = session.annotate(self._annotated, list(self._optimizers))
@@ -204,11 +213,20 @@ class Follower:
         """The modules seen that an optimizer trains; without those within another one, and those that are annotated or
         have a part that is."""
         trained = {id(param) for optimizer in self._optimizers for param in _parameters(optimizer)}
-        found = [m for m in self._models.values() if any(id(p) in trained for p in m.parameters())]
+        seen = (*self._models.values(), *self._trained_in_eval_mode)
+        found = [m for m in seen if any(id(p) in trained for p in m.parameters())]
         inner = {id(child) for m in found for child in m.modules() if child is not m}
         annotated = set(map(id, RUNTIME.models.alive()))  # by the program, with blocks of its choice
         found = [m for m in found if annotated.isdisjoint(map(id, m.modules()))]
         return [m for m in found if id(m) not in inner]
+
+    def _only_in_eval_mode(self) -> list[nn.Module]:
+        """Of the modules seen in eval mode, as `from_pretrained` leaves them, those with parameters that an optimizer
+        updates and that no module in training mode has: with one, the forward in eval mode is its validation."""
+        optimizers = tuple(self._optimizers)
+        updated = {id(p) for optimizer in optimizers for p in _parameters(optimizer) if p.requires_grad}
+        updated -= {id(p) for m in self._models.values() for p in m.parameters()}
+        return [m for m in self._in_eval_mode.values() if any(id(p) in updated for p in m.parameters())]
 
     def _somebody_began(self) -> bool:
         return session.current() not in (None, self._before)
@@ -222,6 +240,7 @@ class Follower:
 
     def _forget(self) -> None:
         self._models, self._optimizers, self._steps = WeakValueDictionary(), WeakKeyDictionary(), []
+        self._in_eval_mode, self._trained_in_eval_mode = WeakValueDictionary(), WeakSet()
         self._last_forward, self._annotated = None, []
         self._all_optimizers = functools.cache(_alive)
 

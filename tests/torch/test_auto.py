@@ -220,6 +220,43 @@ def test_inference_and_losses_are_no_loop(watch: Watch) -> None:
     assert watch.calls == []
 
 
+def test_a_model_that_trains_in_eval_mode_is_found_and_begins_the_step(watch: Watch) -> None:
+    """As `from_pretrained` gives it. Its loss is a module in training mode, as all are that nobody tells otherwise."""
+    model, loss = mlp().eval(), nn.MSELoss()
+    optimizer = sgd(model)
+    model.register_forward_pre_hook(lambda *_: watch.calls.append(("model", watch.stepped)))
+    for _ in range(4):
+        loss(model(torch.ones(2, 4)), torch.zeros(2, 4)).backward()
+        watch.step(optimizer)
+    assert watch.models == [model]
+    of_model = [("model", step) for step in range(4)]
+    assert watch.calls == [*of_model[:2], ("annotate", 2), ("start", 2), of_model[2], ("end", 3), of_model[3]]
+
+
+def test_a_validation_with_gradients_begins_no_step(watch: Watch) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    for _ in range(5):
+        model.eval()
+        model(torch.ones(2, 4))
+        watch.calls.append(("validated", watch.stepped))
+        model.train()
+        train(model)
+        watch.step(optimizer)
+    assert watch.models == [model]
+    assert watch.calls.index(("start", 2)) == watch.calls.index(("validated", 2)) + 1
+
+
+def test_a_frozen_model_in_eval_mode_is_no_trained_one(watch: Watch) -> None:
+    frozen, model = mlp().eval().requires_grad_(False), mlp()
+    optimizer = torch.optim.SGD([*frozen.parameters(), *model.parameters()], lr=0.1)
+    for _ in range(4):
+        nn.functional.mse_loss(model(frozen(torch.ones(2, 4))), torch.zeros(2, 4)).backward()
+        watch.step(optimizer)
+    assert watch.models == [model]
+    assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
+
+
 def test_a_forked_child_trains_as_if_nobody_watched(watch: Watch) -> None:
     model = mlp()
     optimizer = sgd(model)
