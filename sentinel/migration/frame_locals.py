@@ -6,7 +6,11 @@ made later.
 
 Python 3.12 has `PyFrame_GetVar`, which reads one variable and touches no dict. From 3.13 on `f_locals` is a view (PEP
 667). On 3.11 a frame whose dict the script may have is not read at all. What tells so is the names in its code, and in
-the functions that it names; a method found by the type of an object alone, and a debugger, are not looked for.
+the functions that it names; a method found by the type of an object alone is not looked for.
+
+A debugger, and any other function of `sys.settrace`, has the dict too: before it is called, Python 3.11 writes all
+variables into it, and afterwards takes each variable from it. What is read or cleared meanwhile, as by another thread,
+changes the variables themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ _BUILTINS = frozenset(("builtins", "__builtins__"))
 _BY_NAME = frozenset(("LOAD_GLOBAL", "LOAD_NAME"))
 
 
-def of(frame: FrameType) -> dict[str, Any] | None:
+def of(frame: FrameType, *, of_this_thread: bool = True) -> dict[str, Any] | None:
     """The variables of `frame` that are bound now, or, of a module or a class, its names. None: they can't be read, for
     the script may have the dict into which reading would write them."""
     code = frame.f_code
@@ -36,12 +40,14 @@ def of(frame: FrameType) -> dict[str, Any] | None:
         return dict(frame.f_locals)
     if sys.version_info >= (3, 12):
         return _one_by_one(frame)
-    if _may_have_given_the_dict(frame):
+    traced = frame.f_trace is not None
+    if (traced and not of_this_thread) or _may_have_given_the_dict(frame):
         return None
     held = frame.f_locals
     found = dict(held)
-    # The frame keeps this dict, and with it whatever the locals were, as long as it runs.
-    if sys.getrefcount(held) <= _references_to_a_frames_dict():
+    # The frame keeps this dict, and with it whatever the locals were, as long as it runs. A tracer fills it anyway; and
+    # another thread may be in one without `f_trace`, such as those of `sys.setprofile`.
+    if of_this_thread and not traced and sys.getrefcount(held) <= _references_to_a_frames_dict():
         held.clear()
     return found
 

@@ -48,7 +48,7 @@ def _reaches(top: FrameType, managed: Callable[[int], bool], most: int) -> bool:
     waiting: list[Any] = []
     frame: FrameType | None = top
     while frame is not None:
-        held = frame_locals.of(frame)
+        held = frame_locals.of(frame, of_this_thread=False)
         if held is None:
             return True  # what they are is not known
         waiting += held.values()

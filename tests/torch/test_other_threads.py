@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import sys
 import threading
 import types
 import weakref
@@ -241,3 +242,35 @@ def test_a_thread_that_refers_to_more_than_can_be_looked_at_counts_as_a_holder()
     run: Callable[[Wait], object] = lambda wait: (wait(), many)  # noqa: E731
     assert asked_while(run, lambda address: False) == []
     assert asked_while(run, lambda address: False, most=500) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "event"), [(sys.settrace, "line"), (sys.setprofile, "c_call")], ids=["tracer", "profiler"]
+)
+def test_variables_stay_while_a_tracer_of_their_thread_looks_at_them(begin: Callable[[Any], None], event: str) -> None:
+    """Until Python 3.11 variables are taken from a dict once a tracer returns: what is cleared there is unbound."""
+    found: list[object] = []
+
+    def traced() -> None:
+        mine = [7]
+        found.append(mine)  # the tracer waits here
+        found.append(len(mine))
+
+    at = traced.__code__.co_firstlineno + 2
+
+    def run(wait: Wait) -> None:
+        def look(frame: types.FrameType, happens: str, _: object) -> object:
+            if frame.f_code is traced.__code__ and (happens, frame.f_lineno) == (event, at):
+                wait()
+            return look
+
+        begin(look)
+        try:
+            traced()
+        except UnboundLocalError as error:
+            found.append(error)
+        finally:
+            begin(None)
+
+    asked_while(run, lambda address: False)
+    assert found == [[7], 1]
