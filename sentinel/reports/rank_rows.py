@@ -17,6 +17,8 @@ from sentinel.system.process_start import started_at
 
 MOST_BYTES = 1 << 30
 """Of a report that is read."""
+MOST_RANKS = 1 << 20
+"""Of a job. A report over all ranks has a row for each, also of those that left nothing."""
 FORMAT = "sentinel-report"
 TRAINS, ENDED, FAILED = "trains", "ended", "failed"
 
@@ -67,6 +69,8 @@ def read(path: str | os.PathLike[str]) -> RankRow:
                 path, "file", "is no report of a rank; give a profile with --profile, a run with --run"
             ) from None
         raise FormatError(path, "file", f"is no JSON ({error}); give reports of ranks, such as r.rank0.json") from None
+    except RecursionError:
+        raise FormatError(path, "file", "is nested too deeply for a report; give r.rank0.json and so on") from None
     told = value.get("rank") if isinstance(value, dict) and value.get("format") == FORMAT else None
     numbers = [told.get(name) for name in ("rank", "size")] if isinstance(told, dict) else []
     headline = value.get("headline") if isinstance(value, dict) else None
@@ -74,14 +78,33 @@ def read(path: str | os.PathLike[str]) -> RankRow:
         raise FormatError(
             path, "rank", "is missing: this is not a report of one rank of several; give r.rank0.json and so on"
         )
+    if not told["rank"] < told["size"] <= MOST_RANKS:
+        raise FormatError(
+            path,
+            "rank",
+            f"is rank {told['rank']} of {told['size']}, where ranks count from 0 to at most {MOST_RANKS - 1}",
+        )
     caveats = value.get("caveats")
     return RankRow(
         told["rank"],
         _state(told),
-        headline if isinstance(headline, dict) else {},
-        told,
+        _figures(headline) if isinstance(headline, dict) else {},
+        {name: each for name, each in told.items() if name not in _WORDS or isinstance(each, str)},
         [str(caveat) for caveat in caveats] if isinstance(caveats, list) else (),
     )
+
+
+_WORDS = frozenset(("node", "job", "placement", "script"))
+"""Of what `told_by` gives, what is text, or is missing."""
+
+
+def _figures(headline: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a table can hold: a file may come from anywhere."""
+    return {
+        name: value
+        for name, value in headline.items()
+        if (isinstance(value, str) if name == "kind" else isinstance(value, int | float) and abs(value) < 1 << 63)
+    }
 
 
 def absent(rank: int) -> RankRow:

@@ -205,10 +205,32 @@ def test_the_command_line_draws_it_from_files(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"format": "sentinel-report", "rank": {"rank": -1, "size": 2}}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"format": "sentinel-report", "rank": {"rank": -1, "size": 2}}',
+        '{"format": "sentinel-report", "rank": {"rank": 2, "size": 2}}',
+        '{"format": "sentinel-report", "rank": {"rank": 0, "size": 1000000000000}}',
+    ],
+    ids=["empty", "cut", "list", "nothing", "nested", "negative", "beyond", "too_many"],
 )
 def test_what_is_no_report_of_a_rank_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "r.rank0.json"
     path.write_text(text)
     with pytest.raises(FormatError, match=os.fspath(path)):
         read(path)
+
+
+def test_figures_that_no_table_holds_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "r.rank0.json"
+    headline = {"kind": ["x"], "steps": 10**30, "peak_bytes": 5, "fast_served_fraction": "all", "policy": {}}
+    told = {"rank": 0, "size": 2, "state": "ended", "placement": [1], "node": {}, "job": [], "script": 3}
+    path.write_text(json.dumps({"format": "sentinel-report", "headline": headline, "rank": told}))
+    over_all = AllRanks([read(path)])
+    assert over_all.headline["peak_bytes"] == 5
+    assert over_all.headline["plans"] is None
+    assert "left no report" in over_all.text()
