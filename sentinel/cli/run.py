@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import os
 import sys
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import (
@@ -157,7 +160,10 @@ def execute(arguments: argparse.Namespace) -> int:
             raise
         print(f"sentinel: {error}", file=sys.stderr)
         status = code_of(error)
-    if os.getpid() == process:  # and no child that the script forked and let run on
+
+    def end() -> None:
+        if os.getpid() != process:  # a child that the script forked and let run on
+            return
         try:
             with sigterm_waits():
                 finish(arguments, follower, kept, limit, failed=status != 0)
@@ -165,9 +171,25 @@ def execute(arguments: argparse.Namespace) -> int:
             say("interrupted: the report was not finished", wrong=True)
         except Exception as error:  # the training is done, and its exit code is not ours to change
             say(f"the report was not finished: {error}", wrong=True)
+
+    once_nothing_trains(end)
     if status == BY_INTERRUPT:
         raise EndsByInterrupt
     return status
+
+
+def once_nothing_trains(end: Callable[[], None]) -> None:
+    """`end()`: now, where the script's main code is all there is to it. Python waits for other threads before it ends,
+    and such a one may train, or may be about to: then as Python ends, before the script's exit functions. To wait here
+    would take for ever for threads that end only once Python has begun to end."""
+    from sentinel import session
+
+    waited_for = any(not each.daemon for each in threading.enumerate() if each is not threading.current_thread())
+    last = session.current()
+    if waited_for and (last is None or last.away):
+        atexit.register(end)
+    else:
+        end()
 
 
 _OF_A_PLAN = {

@@ -106,12 +106,14 @@ def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
             wait = AGAIN_SECONDS
 
     teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, or a limit leaves no thread: the work goes on
+        teller.start()
     try:
         yield
     finally:
         ended()
-        teller.join()
+        if teller.ident is not None:
+            teller.join()
 
 
 class _Work:

@@ -188,6 +188,67 @@ raise KeyboardInterrupt
     assert "Traceback" not in done.stderr
 
 
+LOOP = """
+import atexit, threading
+from concurrent.futures import ThreadPoolExecutor
+import torch
+
+def train():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(12):
+        loss = model(torch.ones(8, 64)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(loss.item(), flush=True)
+
+atexit.register(print, "at exit", flush=True)
+"""
+IN_A_THREAD = "threading.Thread(target=train).start()\nprint('main is over', flush=True)\n"
+IN_AN_EXECUTOR = "ThreadPoolExecutor(1).submit(train)\nprint('main is over', flush=True)\n"
+AS_PYTHON_ENDS = """
+ends = threading.Event()
+threading._register_atexit(ends.set)  # as joblib ends its threads
+def after():
+    ends.wait()
+    train()
+threading.Thread(target=after).start()
+"""
+FAILS_MEANWHILE = IN_A_THREAD + "raise ZeroDivisionError\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [IN_A_THREAD, IN_AN_EXECUTOR, AS_PYTHON_ENDS, FAILS_MEANWHILE],
+    ids=["thread", "executor", "as_python_ends", "fails"],
+)
+def test_what_threads_train_after_the_last_line_is_in_the_report(tmp_path: Path, text: str) -> None:
+    path = script(tmp_path, LOOP + text)
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=600)
+    done = sentinel("run", *EMULATED, "--tracker", "ops", "--report", "r.json", path, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout), done.stderr
+    assert "trained no step" not in done.stderr
+    headline = json.loads((tmp_path / "r.json").read_text())["headline"]
+    assert headline["kind"] == "emulated"
+    assert headline["steps"] >= 5
+
+
+def test_an_executor_that_nobody_closed_puts_no_report_off(tmp_path: Path) -> None:
+    pool = """
+import os
+pool = ThreadPoolExecutor(1)
+pool.submit(int).result()
+threading._register_atexit(lambda: print(os.path.exists("r.json")))  # before threads are waited for
+train()
+"""
+    path = script(tmp_path, LOOP + pool)
+    done = sentinel("run", *EMULATED, "--tracker", "ops", "--report", "r.json", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == ["True", "at exit"]
+
+
 def test_a_script_may_take_all_of_its_arguments(tmp_path: Path) -> None:
     done = sentinel("run", *EMULATED, script(tmp_path, "import sys\nsys.argv.clear()\n" + TRAINS), cwd=tmp_path)
     assert done.returncode == 0

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "proving/cell_process.py: calls signal.signal": "in a child that does one thing and ends",
     "data/loader_workers.py: calls signal.signal": "in a worker, which its trainer ends",
     # what ends with the process
+    "cli/run.py: calls atexit.register": "the verb that ends with the process, where a thread of the script trains on",
     "session/__init__.py: calls atexit.register": "stock allocation is back before the interpreter goes",
     "session/__init__.py: sets sys.excepthook": "as above, where the interpreter lives on; Runtime.shows_uncaught",
     "system/compiler.py: calls atexit.register": "a temporary folder of this process alone",

@@ -179,3 +179,16 @@ def test_the_page_says_how_to_log_it() -> None:
     )
     assert done.stderr.count("\n") == 1
     assert done.stderr.endswith(" sentinel a step is watched\n")
+
+
+def test_work_goes_on_where_no_thread_can_tell_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the interpreter ends, from Python 3.12 on."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = []
+    with progress.telling("planning"):
+        done.append(1)
+    assert done == [1]
