@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sentinel.cli.common import check_outputs
 from sentinel.core.errors import SentinelError
 from sentinel.runtime import RUNTIME, Observer
-from sentinel.system.launched import SHOWN, launched, of_this_rank
+from sentinel.system.launched import SHOWN, launched, of_rank, of_this_rank
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
@@ -36,15 +36,26 @@ COST_SHARE = 0.01
 class KeptFiles(Observer):
     """Writes profile and plan as soon as there are any, the report now and then, and all of them at the end.
 
-    Each is written whole: a file is the old one or the new one. `report`: its path; "" without one. `ranks`: the files
-    of its ranks, where the job has several. What cannot be written costs a sentence.
+    Each is written whole: a file is the old one or the new one. `report`: its path; "" without one; `named`: the user
+    has. `ranks`: the files of its ranks, and `rank` is in all names, where the job is known to have several processes.
+    What cannot be written costs a sentence.
     """
 
     def __init__(
-        self, report: str = "", plan: str = "", profile: str = "", run: str = "", ranks: RankFiles | None = None
+        self,
+        report: str = "",
+        plan: str = "",
+        profile: str = "",
+        run: str = "",
+        ranks: RankFiles | None = None,
+        *,
+        named: bool = True,
+        rank: int | None = None,
     ) -> None:
         self.report, self._ranks = report, ranks
         self._plan, self._profile, self._run = plan, profile, run
+        self._named, self._rank = named, rank
+        self._began_s = time.time()
         self._folder = _folder_here()
         self._due, self._wait = math.inf, FIRST_S
         self._said: set[str] = set()
@@ -79,16 +90,36 @@ class KeptFiles(Observer):
                 wrong=True,
             )
             report = ""
-        over_all = arguments.report or DEFAULT_REPORT
-        if report in ("", SHOWN) or launched().size < 2:
-            return cls(report, plan, profile, run)
-        return cls(report, plan, profile, run, _files_of_ranks(over_all, named=bool(arguments.report)))
+        named, who, ranks = bool(arguments.report), launched(), None
+        if report not in ("", SHOWN) and who.size > 1:
+            ranks = _files_of_ranks(os.path.join(_folder_here(), arguments.report or DEFAULT_REPORT), named=named)
+        return cls(report, plan, profile, run, ranks, named=named, rank=who.rank if who.size > 1 else None)
+
+    def _learn_rank(self) -> None:
+        """Where no launcher has told it, torch.distributed does, once the script has joined the others: from then on
+        names have the rank."""
+        who = launched()
+        if self._rank is not None or who.size < 2:
+            return
+        self._rank = who.rank
+        self._plan, self._profile, self._run = (
+            of_rank(path, who.rank) if path else "" for path in (self._plan, self._profile, self._run)
+        )
+        if self.report in ("", SHOWN):
+            return
+        over_all, self.report = self.placed(self.report), of_rank(self.report, who.rank)
+        if not self._named and not _is_ours(self.placed(self.report)):
+            self._complain(f"{self.report} exists and is not a report of Sentinel, so it is not overwritten")
+            self.report = ""
+        else:
+            self._ranks = _files_of_ranks(os.path.join(self._folder, over_all), self._began_s, named=self._named)
 
     # ---- see Observer -----------------------------------------------------------------------------------
 
     def session_started(self, models: Sequence[object], optimizers: Sequence[object]) -> None:
         """See Observer. The other ranks can tell from now on that this one trains."""
         del models, optimizers
+        self._learn_rank()
         self._tell_ranks(ended="")
 
     def profile_made(self, profile: Profile) -> None:
@@ -147,6 +178,7 @@ class KeptFiles(Observer):
         """The plan, the profile and the run of the session as it ended."""
         from sentinel import session
 
+        self._learn_rank()
         last = session.current()
         for name, noun, path in (
             ("plan", last.plan if last else None, self._plan),
@@ -163,6 +195,7 @@ class KeptFiles(Observer):
 
     def end_without_report(self, *, failed: bool) -> None:
         """The script has ended, and no step was watched to its end."""
+        self._learn_rank()
         self._tell_ranks(ended="failed" if failed else "ended")
 
     def _tell_ranks(self, ended: str) -> None:
@@ -223,11 +256,11 @@ def _on_a_file(session: object) -> bool:
     return passive is not None and isinstance(session, passive.PassiveSession)
 
 
-def _files_of_ranks(report: str, *, named: bool) -> RankFiles | None:
+def _files_of_ranks(report: str, began_s: float | None = None, *, named: bool) -> RankFiles | None:
     """Those of the report that the user has `named`, or of the default one. None, said, where one is not ours."""
     from sentinel.reports.rank_files import RankFiles
 
-    found = RankFiles(os.path.join(_folder_here(), report), launched())
+    found = RankFiles(report, launched(), began_s)
     theirs = found.foreign() or ("" if named or _is_ours(report) else report)
     if theirs:
         say(

@@ -7,6 +7,7 @@ what came of it. This is no collective: the others would wait for ever for a ran
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -35,7 +36,7 @@ def world_and_rank(rank: int | None, world: int | None) -> tuple[int, int]:
         return world, rank
     if _distributed():
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
-    told = launched()
+    told = launched(os.environ)
     if told.size > 1:
         raise UsageError(
             f"this process was launched as rank {told.rank} of {told.size}, but torch.distributed is not initialized:"

@@ -27,12 +27,13 @@ _BEGINS = f'{{"format": "{FORMAT}"'.encode()
 
 
 class RankFiles:
-    """`path`: of the report, without a rank, absolute. `own`: that of this rank's."""
+    """`path`: of the report, without a rank, absolute. `own`: that of this rank's. `began_s`: when this rank began, as
+    `time.time()` tells."""
 
-    def __init__(self, path: str, who: Launched) -> None:
+    def __init__(self, path: str, who: Launched, began_s: float | None = None) -> None:
         self.path, self.who = path, who
         self.own = of_rank(path, who.rank)
-        self._began_s = time.time()
+        self._began_s = time.time() if began_s is None else began_s
         self._form = os.path.splitext(path)[1].lower()
 
     def foreign(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -54,7 +55,7 @@ class Placing:
     def __init__(self, request: Request, report: str | os.PathLike[str] | None = None) -> None:
         self._request, self._report = request, report
         self._path = ""
-        self._ranks: RankFiles | None = None  # where the job has several processes
+        self._began_s = 0.0
         self._follower: Follower | None = None
         self._begun_in = 0  # the process; 0: not begun
         self._before: object = None
@@ -76,8 +77,7 @@ class Placing:
             raise UsageError("placing(): a session is running already", "call sentinel.stop() to end it")
         self.end()  # where that never came
         self._path, self._before = path, RUNTIME.last
-        several = path not in ("", SHOWN) and launched().size > 1
-        self._ranks = RankFiles(path, launched()) if several else None
+        self._began_s = time.time()
         if is_file(asked.slow):
             session.start_profile(request=asked)
             self._on_file = RUNTIME.sink
@@ -122,10 +122,11 @@ class Placing:
                 say(f"nothing was placed: {NO_LOOP}", wrong=True)
         elif self._path:
             report = last.report(bounded=not failed) if last is not None else session.report()
+            who = last.who if last is not None and last.who.size > 1 else launched()
             if self._path == SHOWN:
                 sys.stderr.write(report.text())
-            elif self._ranks is not None:
-                self._ranks.write(report, "failed" if failed else "ended")
+            elif who.size > 1:
+                RankFiles(self._path, who, self._began_s).write(report, "failed" if failed else "ended")
             else:
                 report.write(self._path)
         if last is not None and RUNTIME.last is not self._before:

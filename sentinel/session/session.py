@@ -42,6 +42,7 @@ from sentinel.session.saved_plan import CheckingSavedPlan
 from sentinel.session.state import Over, State
 from sentinel.session.training_job import TrainingJob
 from sentinel.session.whole_step import RecordingStep
+from sentinel.system.launched import Launched, launched
 from sentinel.system.progress import warn
 from sentinel.system.topology import topology
 
@@ -61,6 +62,7 @@ class Session:
         self.state: State = Over.ENDED
         self.stopped = False  # by the user
         self.told = False  # a placing has given its report
+        self.who = Launched()  # from `open` on; the script may leave its process group before there is a report
         self._job = TrainingJob(models, optimizers)
         self._notes: list[str] = []
         self._context: SessionContext | None = None  # from `open` on
@@ -125,6 +127,7 @@ class Session:
     def open(self) -> None:
         """Begin. Whatever is wrong with the request is raised before anything is changed."""
         began = time.perf_counter_ns()
+        self.who = launched()
         given = load_plan(self.request)
         machine = machine_of(self.request)
 

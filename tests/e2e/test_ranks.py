@@ -189,6 +189,23 @@ def test_a_rank_that_is_killed_leaves_the_report_of_the_other_and_a_row_that_say
     assert states[1].startswith("died")
 
 
+@pytest.mark.parametrize("kind", ["spawn", pytest.param("lightning", marks=pytest.mark.needs("pytorch-lightning"))])
+def test_ranks_that_no_launcher_tells_of_write_their_own_reports_and_share_the_budget(
+    kind: str, tmp_path: Path
+) -> None:
+    budget = MIB
+    words = [sys.executable, str(PROGRAM.with_name("own_ranks.py")), kind, f"{budget}/node"]
+    settings = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    settings |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    headlines = [report["headline"] for report in reports(tmp_path, 2)]
+    assert [headline["kind"] for headline in headlines] == ["emulated"] * 2
+    assert 0 < sum(headline["fast_capacity_bytes"] for headline in headlines) <= budget
+    over_all = json.loads((tmp_path / "r.json").read_text())["headline"]
+    assert (over_all["ranks"], over_all["ranks_ended"]) == (2, 2)
+
+
 def outside_of_the_plan(profile: Path) -> int:
     """Bytes alive in the fullest layer of a recorded step that no plan has, counted tensor by tensor."""
     found = load_profile(profile)

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -260,12 +261,56 @@ def test_an_ended_process_has_no_start(tmp_path: Path) -> None:
          | {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, (6, 7, 0, 1)),
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
          | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (3, 4, 1, 2)),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "0"}, (1, 4, 1, 4)),  # Lightning's own launcher
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1"}, (0, 1, 0, 1)),  # how many are before it, nobody says
+        ({"LOCAL_RANK": "1"}, (0, 1, 0, 1)),
         ({"RANK": "x", "WORLD_SIZE": "8"}, (0, 1, 0, 1)),
         ({"RANK": "0", "WORLD_SIZE": "0"}, (0, 1, 0, 1)),
     ],
 )  # fmt: skip
 def test_what_launchers_say(environment: dict[str, str], told: tuple[int, ...]) -> None:
     assert tuple(launched(environment))[:4] == told
+
+
+class Joined:
+    """torch.distributed, as a process that it has joined finds it."""
+
+    def __init__(self, rank: int, size: int, port: int = 5) -> None:
+        self.get_rank, self.get_world_size = lambda: rank, lambda: size
+        store = SimpleNamespace(underlying_store=SimpleNamespace(host="h", port=port))
+        self.distributed_c10d = SimpleNamespace(_get_default_store=lambda: store)
+        self.is_available = self.is_initialized = lambda: True
+
+
+@pytest.mark.parametrize(
+    ("environment", "joined", "told"),
+    [
+        ({}, (1, 2), (1, 2, 1, 2)),  # spawned
+        ({}, (0, 1), (0, 1, 0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (5, 8), (5, 8, 5, 8)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, (5, 8), (5, 8, 1, 4)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, (0, 2), (5, 8, 1, 4)),  # pairs
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (3, 4), (3, 4, 3, 4)),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "0"}, (1, 4), (1, 4, 1, 4)),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1"}, (3, 4), (3, 4, 1, 2)),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "1"}, (3, 4), (3, 4, 1, 2)),  # it takes WORLD_SIZE out as it ends
+    ],
+)  # fmt: skip
+def test_what_no_launcher_says_the_process_group_does(
+    environment: dict[str, str], joined: tuple[int, int], told: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(environment))
+    monkeypatch.setitem(sys.modules, "torch.distributed", Joined(*joined))
+    assert tuple(launched())[:4] == told
+
+
+def test_jobs_without_a_launcher_are_told_apart_by_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    found = []
+    for rank, port in ((0, 5), (1, 5), (0, 6)):
+        monkeypatch.setitem(sys.modules, "torch.distributed", Joined(rank, 2, port))
+        found.append(launched().job)
+    assert found[0] == found[1] != found[2]
 
 
 def test_jobs_are_told_apart_by_what_their_launcher_says() -> None:

@@ -52,6 +52,23 @@ def test_processes_of_one_job_write_files_of_their_own(environment: dict[str, st
     assert of_this_rank("-", environment) == "-"
 
 
+def test_names_have_the_rank_from_where_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Lightning's own launcher, which says so as `fit()` begins: then the script may be elsewhere."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    kept = KeptFiles.asked_for(asked(report="r.json", save_plan="plan.json"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    kept.session_started([], [])
+    assert kept.placed(kept.report) == str(tmp_path / "r.rank1.json")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["r.rank1.json"]
+    told = json.loads((tmp_path / "r.rank1.json").read_text())["rank"]
+    assert (told["rank"], told["size"], told["state"]) == (1, 2, "trains")
+
+
 def test_what_could_not_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         KeptFiles.asked_for(asked(report=str(tmp_path / "r.docx")))
