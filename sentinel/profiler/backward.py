@@ -8,6 +8,7 @@ import torch
 from torch.autograd import Variable
 
 from sentinel.profiler.blocks import tensors_in
+from sentinel.profiler.unobserved import without_function_modes
 from sentinel.runtime import RUNTIME
 
 graph_task = torch._C._current_graph_task_id
@@ -90,11 +91,12 @@ def watch(output: object, name: str | None) -> _Entry:
     """
     entry = _Entry(name)
     nodes: list[Any] = []
-    for tensor in tensors_in(output):
-        node = tensor.grad_fn if tensor.requires_grad else None
-        if node is not None and node not in nodes:
-            nodes.append(node)
-            node.register_prehook(entry)
-            if len(nodes) == _MOST_NODES:
-                break
+    with without_function_modes():
+        for tensor in tensors_in(output):
+            node = tensor.grad_fn if tensor.requires_grad else None
+            if node is not None and node not in nodes:
+                nodes.append(node)
+                node.register_prehook(entry)
+                if len(nodes) == _MOST_NODES:
+                    break
     return entry

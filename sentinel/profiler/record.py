@@ -22,7 +22,7 @@ from sentinel.profiler import annotate, hooks, names, operators
 from sentinel.profiler.malloc_layout import stock_sharing
 from sentinel.profiler.merge import GradientSeen, Known, Step, merge
 from sentinel.profiler.pages.protocol import PageSamples
-from sentinel.profiler.unobserved import unobserved
+from sentinel.profiler.unobserved import unobserved, without_function_modes
 from sentinel.runtime import RUNTIME
 from sentinel.system import native
 
@@ -149,9 +149,10 @@ class StepRecorder:
 
     def _see_gradient(self, name: str, param: torch.Tensor) -> None:
         """The gradient of `param` is complete, and this is where."""
-        if param.grad is not None:
-            address = names.storage_address(param.grad)
-            self._gradients_seen.append(GradientSeen(self._next_seq(), f"{name}.grad", address))
+        with without_function_modes():
+            if param.grad is not None:
+                address = names.storage_address(param.grad)
+                self._gradients_seen.append(GradientSeen(self._next_seq(), f"{name}.grad", address))
 
     def _quality(
         self,

@@ -16,6 +16,7 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, Optimizer, RMSprop
 
 from sentinel.profiler import hooks
+from sentinel.profiler.unobserved import without_function_modes
 from sentinel.runtime import RUNTIME
 
 SLICES = 32
@@ -161,7 +162,9 @@ class _Groups:
             passed = _evaluate_closure(args, kwargs)
             self._held = [group["params"] for group in self._groups]
             inner = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # without the hooks
-            for parts in slices(optimizer):
+            with without_function_modes():
+                cut = slices(optimizer)
+            for parts in cut:
                 self._cut(parts)
                 inner(optimizer)
                 tick()

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sentinel.profiler import hooks
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
+from sentinel.profiler.unobserved import without_function_modes
 
 LEAST_IN_A_ROW = 8
 """Another thread trains now if it took 8 optimizer steps, or those of two training steps, and the thread that trained
@@ -77,7 +78,9 @@ class StepEnds:
     def _look(self, optimizer: Optimizer) -> None:
         if self._period:
             self._steps, self._period = [], []
-        trained = frozenset(id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        with without_function_modes():
+            trained = frozenset(id(p) for p in params if p.grad is not None)
         self._steps.append(OptimizerStep(id(optimizer), trained))
         del self._steps[:-MOST]
         if length := period_of(self._steps):

@@ -1,10 +1,10 @@
-"""Operators that a session calls for itself, which nothing of the script's may see or change."""
+"""What a session calls and reads for itself, which nothing of the script's may see or change."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -26,6 +26,15 @@ def unobserved() -> Iterator[None]:
             yield
         finally:
             leave(0)
+
+
+def without_function_modes() -> AbstractContextManager[object]:
+    """On this thread no TorchFunctionMode sees what is called and read within, as attributes of tensors are. Where none
+    is entered nothing changes: what tensor subclasses do, they go on doing."""
+    guarded: AbstractContextManager[object] = (
+        torch._C.DisableTorchFunction() if torch._C._len_torch_function_stack() else nullcontext()
+    )
+    return guarded
 
 
 def _leave_observers() -> Callable[[int], object]:

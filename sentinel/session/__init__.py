@@ -17,7 +17,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.profiler.annotate import Annotation, annotate, as_list
-from sentinel.profiler.unobserved import unobserved
+from sentinel.profiler.unobserved import unobserved, without_function_modes
 from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, TickSink
 from sentinel.session import pinning
@@ -119,7 +119,8 @@ def start_profile(
     before = RUNTIME.last
     try:
         RUNTIME.last = session
-        session.open()
+        with without_function_modes():
+            session.open()
     except BaseException:
         if RUNTIME.sink is not session:  # else it is whole, or is ended by the next call: the interrupt came after it
             RUNTIME.last = before

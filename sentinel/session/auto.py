@@ -30,6 +30,7 @@ from sentinel.core.units import format_bytes
 from sentinel.profiler import module_hooks
 from sentinel.profiler.backward import graph_task
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
+from sentinel.profiler.unobserved import without_function_modes
 from sentinel.runtime import RUNTIME
 from sentinel.session.session import Session
 from sentinel.system import limits
@@ -199,7 +200,8 @@ class Follower:
 
     def _guard(self, call: Callable[[], object]) -> None:
         try:
-            call()
+            with without_function_modes():
+                call()
         except Exception as error:
             self.failed = str(error) or type(error).__name__
             say(f"nothing is placed, training goes on: {self.failed}", wrong=True)

@@ -26,6 +26,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Phase, Trace
 from sentinel.profiler import backward
+from sentinel.profiler.unobserved import without_function_modes
 from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, tell
 from sentinel.session.applying import nothing_ran
@@ -321,9 +322,10 @@ class Session:
         """
         before, self._busy = self._busy, True
         try:
-            call(*arguments)
-            if self._stop_asked and end_now:
-                self._close()
+            with without_function_modes():
+                call(*arguments)
+                if self._stop_asked and end_now:
+                    self._close()
         except Exception:
             self.state = Over.ENDING
             if end_now:
