@@ -94,6 +94,9 @@ bool touch_running();
 // nothing is watched, or touches belong to no layer: no.
 bool written_wholly(uint64_t address, uint64_t nbytes);
 void touch_break();   // the watch ends here: the next mark says so
-void touch_forget();  // in a forked child: nothing is watched any more
+// Around a fork that the watch outlives: meanwhile nothing of it is half changed.
+void touch_hold();
+void touch_go_on();
+void touch_forget();  // in the forked child, instead: nothing is watched any more
 
 }  // namespace sn

@@ -40,9 +40,11 @@ void before() {
   if (sn::armed.count == 0) return;
   // Without a pipe the parent can't wait, so the child's copy would be of no moment: the child ends itself.
   if (sn_system(SYS_pipe2, sn::arg(ready), O_CLOEXEC, 0, 0, 0, 0) != 0) ready[0] = ready[1] = -1;
+  sn::touch_hold();
 }
 
 void parent() {
+  if (sn::armed.count != 0) sn::touch_go_on();
   shut(ready[1]);
   char byte;
   // Ends with the byte, or at the death of the child, or at once if there is none.

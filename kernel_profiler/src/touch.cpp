@@ -44,7 +44,8 @@ int register_only() {
   sn::arm_register();  // its absence shows as a coarser granularity
   return 0;
 }
-const sn::TouchReader table_reader = {register_only, nothing, nothing_at, nothing_to_stop, nothing_to_stop};
+const sn::TouchReader table_reader = {register_only,   nothing,         nothing_at,     nothing_to_stop,
+                                      nothing_to_stop, nothing_to_stop, nothing_to_stop};
 
 const sn::TouchReader *reader_of(int kind) {
   switch (kind) {
@@ -247,6 +248,14 @@ void touch_break() {
   if (!session.running) return;
   end();
   session.broken = true;
+}
+
+void touch_hold() {
+  if (session.running) session.reader->hold();
+}
+
+void touch_go_on() {
+  if (session.running) session.reader->go_on();
 }
 
 void touch_forget() {

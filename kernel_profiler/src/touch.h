@@ -36,6 +36,8 @@ struct TouchReader {
   int (*collect)();  // brings the table up to date
   int (*look)(uint64_t address, uint64_t nbytes);  // the same for some pages; from the owner's thread, unlocked
   void (*stop)();    // also after a failed start
+  void (*hold)();    // before a fork while it watches: until go_on, or in the child forget, no thread changes what it keeps
+  void (*go_on)();
   void (*forget)();  // in a forked child: gives up descriptors, touches nothing shared
 };
 

@@ -94,6 +94,8 @@ int collect() {
   return 0;
 }
 
+void nothing() {}
+
 void stop() {
   if (pagemap >= 0) sn_system(SYS_close, pagemap, 0, 0, 0, 0, 0);
   pagemap = -1;
@@ -102,5 +104,5 @@ void stop() {
 }  // namespace
 
 namespace sn {
-const TouchReader pagemap_reader = {start, collect, look, stop, stop};
+const TouchReader pagemap_reader = {start, collect, look, stop, nothing, nothing, stop};
 }

@@ -316,6 +316,10 @@ void stop() {
   wake_up = -1;
 }
 
+// The drainer may be in the middle of a change.
+void hold() { draining.lock(); }
+void go_on() { draining.unlock(); }
+
 void forget() {
   sn::forget_thread(watched.drainer);
   for (int fd : watched.events) shut(fd);
@@ -325,11 +329,12 @@ void forget() {
   watched.rings.clear();
   watched.threads.clear();
   wake_up = -1;
+  go_on();
 }
 
 }  // namespace
 
 namespace sn {
-const TouchReader perf_reader = {start, drain_all, look, stop, forget};
+const TouchReader perf_reader = {start, drain_all, look, stop, hold, go_on, forget};
 bool perf_sees_kernel() { return with_kernel; }
 }

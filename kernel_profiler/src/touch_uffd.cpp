@@ -199,6 +199,8 @@ void stop() {
   shut(wake_up);
 }
 
+void nothing() {}  // its thread changes nothing that a child looks at
+
 void forget() {
   sn::forget_thread(handler);
   busy.store(false);
@@ -208,5 +210,5 @@ void forget() {
 }  // namespace
 
 namespace sn {
-const TouchReader uffd_reader = {start, collect, look, stop, forget};
+const TouchReader uffd_reader = {start, collect, look, stop, nothing, nothing, forget};
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -304,6 +305,55 @@ void few_descriptors() {
   for (std::thread &thread : crew.threads) thread.join();
 }
 
+std::atomic<bool> opening{false}, opened{false};
+
+// Of a thread that was born: the drainer is busy with what it keeps of threads.
+long opens_late(long number, const long a[6]) {
+  if (number == SYS_perf_event_open) {
+    opening = true;
+    usleep(200000);
+    opened = true;
+  }
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+// Of which the child, that has no drainer, gives up descriptors.
+void a_fork_waits_until_the_drainer_has_changed_what_it_keeps() {
+  if (sysconf(_SC_NPROCESSORS_CONF) < 2 || !start()) return;
+  stop();
+  rlimit before;
+  CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  Crew crew;
+  for (uint64_t i = 0; i < 10; i++) crew.add(1, 50 + 40 * i);
+  CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
+  allow_descriptors(static_cast<rlim_t>(open_descriptors() + 34));  // an event a thread, and none inherited
+  CHECK(sn_touch_start(reader, nullptr, kPages) == 0);
+  CHECK(sn_touch_mark(0) == 0);
+  sn_system_replace(opens_late);
+  crew.add(1, 700);
+  constexpr uint64_t kBytes = uint64_t{16} << 20;  // enough faults to wake the drainer
+  void *room = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(room != MAP_FAILED && madvise(room, kBytes, MADV_NOHUGEPAGE) <= 0);
+  for (int i = 0; i < 10 && !opening; i++) {
+    memset(room, i, kBytes);
+    CHECK(madvise(room, kBytes, MADV_DONTNEED) == 0);
+  }
+  for (int i = 0; i < 10000 && !opening; i++) usleep(1000);
+  CHECK(opening);
+  const pid_t child = fork();
+  if (child == 0) _exit(opened && sn_touch_mark(1) == -ENODEV ? 0 : 1);
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  sn_system_replace(nullptr);
+  crew.tell(1, 11);
+  CHECK(sn_touch_stop() == 0);
+  allow_descriptors(before.rlim_cur);
+  munmap(room, kBytes);
+  CHECK(sn_arm_unback() == 0);
+  for (std::thread &thread : crew.threads) thread.join();
+}
+
 // Without userfaultfd a read maps its neighbours too: the unit says so, and the units touched are all told.
 void coarser_without_registration() {
   CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
@@ -335,6 +385,7 @@ int main() {
   }
   reader = SN_TOUCH_PERF;
   few_descriptors();
+  a_fork_waits_until_the_drainer_has_changed_what_it_keeps();
   reader = SN_TOUCH_UFFD;
   a_fault_that_cannot_be_answered_is_lost_and_its_thread_goes_on();
   what_was_read_before_a_mark_belongs_to_the_layer_that_ends();
