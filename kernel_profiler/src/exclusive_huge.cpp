@@ -81,10 +81,12 @@ uint64_t huge_stretch(uint64_t address, uint64_t end, uint64_t *stop) {
   return address_of(first);
 }
 
+// One that was advised before it was watched counts already.
 void huge_advise(uint64_t at, uint64_t nbytes, uint64_t address) {
-  if (chunks.stretches >= kMostStretches || advise(at, nbytes, MADV_HUGEPAGE) != 0) return;
-  chunks.stretches++;
-  set(first_from(address), end_before(address + nbytes), kAdvised);
+  const uint64_t first = first_from(address), more = state_of(first) == kAdvised ? 0 : 1;
+  if (chunks.stretches + more > kMostStretches || advise(at, nbytes, MADV_HUGEPAGE) != 0) return;
+  chunks.stretches += more;
+  set(first, end_before(address + nbytes), kAdvised);
 }
 
 }  // namespace sn

@@ -1,5 +1,6 @@
 // The exclusive arena: pages of one's own, reuse, release.
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -112,6 +113,33 @@ void tensors_have_huge_pages_unless_told_otherwise() {
   CHECK(!may_be_huge(again));
   sn_free(again);
   sn_exclusive_huge(1);
+  CHECK(sn_memory_destroy() == 0);
+}
+
+long without_huge_pages_of_memfds(long number, const long a[6]) {
+  if (number == SYS_fallocate) return -ENOMEM;  // each would be made anew in each watch
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+// However often a step was watched: what was counted before counts once.
+void stretches_of_huge_pages_are_counted_once() {
+  if (access("/sys/kernel/mm/transparent_hugepage", F_OK) != 0) return;
+  constexpr int kTensors = 128, kWatches = 8192 / kTensors + 2;  // one process may have 8192 such stretches
+  create();
+  const sn_range arena = exclusive();
+  void *tensors[kTensors];
+  for (void *&tensor : tensors) tensor = sn_allocate_exclusive(3 * kMiB);  // between two: half a huge page
+  sn_system_replace(without_huge_pages_of_memfds);
+  for (int i = 0; i < kWatches; i++) {
+    CHECK(sn_arm_back(arena.base, arena.reserved_bytes, 0) == 0);
+    CHECK(sn_arm_unback() == 0);
+  }
+  sn_system_replace(nullptr);
+  void *next = sn_allocate_exclusive(4 * kMiB);
+  CHECK(may_be_huge(tensors[0]) && may_be_huge(tensors[kTensors - 1]) && may_be_huge(next));
+  sn_free(next);
+  for (void *tensor : tensors) sn_free(tensor);
   CHECK(sn_memory_destroy() == 0);
 }
 
@@ -328,5 +356,6 @@ int main() {
   CHECK(sn_memory_destroy() == 0);
   large_ones_begin_with_a_huge_page();
   tensors_have_huge_pages_unless_told_otherwise();
+  stretches_of_huge_pages_are_counted_once();
   return 0;
 }
