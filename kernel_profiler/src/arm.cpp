@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <mutex>
 
+#include "exclusive.h"
 #include "exclusive_huge.h"
+#include "lock.h"
 #include "policy.h"
 #include "system.h"
 
@@ -97,11 +99,16 @@ int to_shared(sn::ArmRange &range) {
   return error;
 }
 
-// Small pages, but for those within one live tensor of the exclusive arena, if it is known which live: `huge`.
-int map_private(const sn::ArmRange &range, uint64_t at, uint64_t from, uint64_t nbytes, bool huge) {
-  const long fresh = sn::map(at, nbytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED);
+int map_small_pages(uint64_t at, uint64_t nbytes, int protection) {
+  const long fresh = sn::map(at, nbytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED);
   if (fresh < 0) return static_cast<int>(fresh);
   sn::advise(at, nbytes, MADV_NOHUGEPAGE);  // kernels without huge pages refuse: as good
+  return 0;
+}
+
+// Of fresh memory, which lies or will lie at offset `from`: huge pages within one live tensor of the exclusive arena, if it
+// is known which live (`huge`), and the policy that the range had.
+int set_pages(const sn::ArmRange &range, uint64_t at, uint64_t from, uint64_t nbytes, bool huge) {
   const uint64_t begin = range.base + from, end = begin + nbytes;
   for (uint64_t address = begin, stop = 0; huge && address < end; address = stop) {
     address = sn::huge_stretch(address, end, &stop);
@@ -147,18 +154,30 @@ int put_in_place(sn::ArmRange &range, uint64_t at, uint64_t to, bool huge) {
 int privatise(sn::ArmRange &range, uint64_t data, uint64_t to, bool huge) {
   const uint64_t from = range.shared_from, nbytes = to - from;
   if (data >= to) {
-    const int error = map_private(range, range.base + from, from, nbytes, huge);
-    if (error == 0) range.shared_from = to;
-    return error;
+    if (const int error = map_small_pages(range.base + from, nbytes, kReadWrite); error != 0) return error;
+    range.shared_from = to;  // whatever follows: the program writes to it from now on
+    return set_pages(range, range.base + from, from, nbytes, huge);
   }
   uint64_t at = 0;
   int error = reserve(nbytes, range.base + from, &at);
   if (error != 0) return error;
-  error = map_private(range, at, from, nbytes, huge);
+  error = map_small_pages(at, nbytes, kReadWrite);
+  if (error == 0) error = set_pages(range, at, from, nbytes, huge);
   if (error == 0) error = sn::arm_copy_out(range, at, from, data, to);
   if (error == 0) return put_in_place(range, at, to, huge);
   sn::unmap(at, nbytes);
   return error;
+}
+
+// What the arena has not opened, nearly all of it, is as it was reserved. Writable private memory would count against
+// limits (RLIMIT_DATA, vm.overcommit_memory=2), and mlockall would fill it. Does nothing if the owner has opened more.
+int close_rest(sn::ArmRange &range) {
+  sn::Lock nothing_is_opened(&sn::watching);
+  const uint64_t from = range.shared_from, nbytes = range.shared_to - from;
+  if (from < sn::arm_open_bytes(range)) return 0;
+  if (const int error = map_small_pages(range.base + from, nbytes, PROT_NONE); error != 0) return error;
+  range.shared_from = range.shared_to;
+  return sn::policy_apply(range.policy, range.base + from, nbytes);
 }
 
 }  // namespace
@@ -180,19 +199,32 @@ uint64_t arm_used_bytes(const ArmRange &range) {
   return end <= range.base ? 0 : std::min(range.nbytes, end - range.base);
 }
 
+uint64_t arm_open_bytes(const ArmRange &range) {
+  if (!range.exclusive) return range.nbytes;
+  const uint64_t end = exclusive_committed_end();
+  return end <= range.base ? 0 : std::min(range.nbytes, end - range.base);
+}
+
 int arm_to_private(ArmRange &range, bool give_back, bool to_end) {
-  const uint64_t used = to_end ? arm_used_bytes(range) : range.nbytes;  // beyond: at most what was prepared in vain
   while (range.shared_from < range.shared_to) {
-    const uint64_t from = range.shared_from;
+    const uint64_t from = range.shared_from, end = std::min(range.shared_to, arm_open_bytes(range));
+    int error = 0;
+    if (from >= end) {
+      error = close_rest(range);
+      if (error != 0) return error;
+      continue;
+    }
+    // data beyond: prepared in vain, or copied, but not shared as the way there failed
+    const uint64_t used = to_end ? std::min(end, arm_used_bytes(range)) : end;
     const long data = arm_first_data(range, from, used);
     if (data < 0) return static_cast<int>(data);
     const bool none = static_cast<uint64_t>(data) >= used;
-    const uint64_t next = none ? range.shared_to : static_cast<uint64_t>(data);
+    const uint64_t next = none ? end : static_cast<uint64_t>(data);
     // a stretch without data needs no copy, however long it is; then one chunk. Both end with a huge page
     uint64_t to = next - (none ? 0 : next % kHugeBytes);
-    if (to <= from) to = std::min({range.shared_to, used, (from + kChunkBytes) / kHugeBytes * kHugeBytes});
+    if (to <= from) to = std::min(used, (from + kChunkBytes) / kHugeBytes * kHugeBytes);
     Hold held(armed.guard, range.base + from, to - from);
-    int error = held.accesses();
+    error = held.accesses();
     if (error == 0 && next > from && arm_first_data(range, from, used) != data) continue;  // written to meanwhile
     if (error == 0) error = privatise(range, next, to, range.exclusive && to_end);
     if (error != 0) return error;

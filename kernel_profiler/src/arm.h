@@ -49,13 +49,15 @@ extern ArmState armed;
 void arm_lock();
 void arm_unlock();
 
-// Held by whoever ends a watch, and by the owner's thread while it allocates, frees or looks: these take no arm_lock, and
-// a fork of another thread may end the watch meanwhile. Whoever holds it may take it again.
+// Held by whoever ends a watch, and by the owner's thread while it allocates, commits memory, frees or looks: these take no
+// arm_lock, and a fork of another thread may end the watch meanwhile. Whoever holds it may take it again.
 extern pthread_mutex_t watching;
 void watching_anew();  // in a forked child, of whose parent another thread may have held it
 
 // Bytes of `range`, from its base, that a program can have touched: whole pages.
 uint64_t arm_used_bytes(const ArmRange &range);
+// Those that are accessible, at least as many: it grows, with the arena.
+uint64_t arm_open_bytes(const ArmRange &range);
 
 // Copies [shared_from, shared_to) to private memory under the same addresses, from below; at any failure
 // the range is consistent and the call may be repeated. `give_back`: the memfd's pages are freed on the way.

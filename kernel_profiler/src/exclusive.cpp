@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 
+#include "arm.h"
 #include "births.h"
 #include "exclusive_huge.h"
 #include "granule.h"
+#include "lock.h"
 #include "sentinel.h"
 #include "shelf.h"
 #include "system.h"
@@ -33,7 +35,7 @@ struct Resting {
 struct Arena {
   uint64_t base = 0;
   uint64_t nbytes = 0;
-  uint64_t committed = 0;  // bytes made accessible
+  std::atomic<uint64_t> committed{0};  // bytes made accessible
   uint32_t bump = 0;       // pages ever handed out
   unsigned page_shift = 12;
   std::atomic<bool> shared{false};  // a fork of another thread may take memory back
@@ -51,11 +53,14 @@ sn::Births births;  // apart from the arena, whose values do not begin as 0
 
 uint64_t address_of(uint32_t page) { return arena.base + (uint64_t{page} << arena.page_shift); }
 
+// Under the lock, for a fork of another thread closes meanwhile what is not committed.
 bool commit(uint64_t end) {
-  if (end <= arena.committed) return true;
-  const uint64_t target = std::min(arena.nbytes, std::max(end, arena.committed + kCommitBytes));
-  if (sn::protect(arena.base + arena.committed, target - arena.committed, PROT_READ | PROT_WRITE) != 0) return false;
-  arena.committed = target;
+  const uint64_t from = arena.committed.load(std::memory_order_relaxed);
+  if (end <= from) return true;
+  const uint64_t target = std::min(arena.nbytes, std::max(end, from + kCommitBytes));
+  sn::Lock held(&sn::watching);
+  if (sn::protect(arena.base + from, target - from, PROT_READ | PROT_WRITE) != 0) return false;
+  arena.committed.store(target);
   return true;
 }
 
@@ -186,7 +191,8 @@ int exclusive_create(uint64_t base, uint64_t nbytes) {
 void exclusive_destroy() {
   unmap(reinterpret_cast<uintptr_t>(arena.nodes), arena.nodes_bytes);
   huge_destroy();
-  arena.base = arena.nbytes = arena.committed = arena.nodes_bytes = 0;
+  arena.base = arena.nbytes = arena.nodes_bytes = 0;
+  arena.committed = 0;
   arena.bump = 0;
   arena.nodes = nullptr;
   arena.free.reset(nullptr, kFree);
@@ -237,6 +243,8 @@ void exclusive_push(uint64_t address) {
     arena.nodes[page].next = head;
   } while (!arena.foreign.compare_exchange_weak(head, page, std::memory_order_release, std::memory_order_relaxed));
 }
+
+uint64_t exclusive_committed_end() { return arena.base + arena.committed.load(); }
 
 bool exclusive_pending() { return arena.foreign.load(std::memory_order_relaxed) != kNil; }
 

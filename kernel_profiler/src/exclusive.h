@@ -1,4 +1,4 @@
-// The exclusive arena: page ranges, one tensor each. All but exclusive_push is the owner's alone.
+// The exclusive arena: page ranges, one tensor each. All but exclusive_push and exclusive_committed_end is the owner's alone.
 #pragma once
 
 #include <stdint.h>
@@ -13,6 +13,7 @@ uint64_t exclusive_free(uint64_t address);    // bytes as requested
 void exclusive_push(uint64_t address);        // any thread: freed at the owner's next drain
 uint64_t exclusive_drain();                   // bytes as requested
 bool exclusive_pending();                     // is there anything to drain
+uint64_t exclusive_committed_end();           // beyond this address nothing is accessible; it grows under `watching`
 void exclusive_keep_free_pages(bool keep);    // false: what is freed from now on goes back to the system
 
 // While touches are watched, what is freed rests until exclusive_settle, so that no page has two tenants in a layer. But

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "arm.h"
 #include "clock.h"
 #include "exclusive.h"
 #include "framed_tensors.h"
@@ -220,7 +221,8 @@ extern "C" int sn_memory_create(uint64_t exclusive_bytes, uint64_t placement_byt
   if (space.nbytes == 0) {
     static const int at_fork = pthread_atfork(nullptr, nullptr, after_fork_in_child);
     if (at_fork != 0) return -at_fork;
-    const int error = reserve(exclusive_bytes, placement_bytes);
+    int error = sn::arm_watch_forks();  // a free, or a commit, of another thread may be under way as one forks
+    if (error == 0) error = reserve(exclusive_bytes, placement_bytes);
     if (error != 0) return error;
   }
   return sn_memory_own();

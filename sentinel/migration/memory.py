@@ -41,7 +41,7 @@ EVENT_DTYPE = np.dtype(
 )
 
 _LEAST_RESERVED_BYTES = 1 << 26
-_LOG_BYTES = (1 << 24) * EVENT_DTYPE.itemsize  # of address space, kernel_profiler/src/log.cpp
+_LOG_BYTES = (1 << 24) * EVENT_DTYPE.itemsize  # of writable address space, kernel_profiler/src/log.cpp
 _PARTS = 4  # two arenas, a tracker's view of the first, and as much for whatever else the job does
 
 
@@ -334,7 +334,7 @@ def _check_placed(call: str, result: int) -> int:
 
 
 def _create(library: ctypes.CDLL) -> None:
-    """The arenas, unless there are some; as much address space as the limit on it (ulimit -v) leaves."""
+    """The arenas, unless there are some; as much address space as limits on it (ulimit -v, ulimit -d) leave."""
     if mmap.PAGESIZE != PAGE_BYTES:
         raise CapabilityError(
             "managing the memory of tensors",
@@ -347,7 +347,8 @@ def _create(library: ctypes.CDLL) -> None:
         raise CapabilityError(
             "reserving address space for the arenas",
             str(NativeError("sn_memory_create", -result)),
-            "raise the limit on address space (ulimit -v unlimited); in a forked child use another process",
+            "raise the limits on address space and private memory (ulimit -v unlimited, ulimit -d unlimited); in a"
+            " forked child use another process",
         )
 
 
@@ -356,6 +357,8 @@ def _arena_bytes() -> tuple[int, int]:
     wanted = limits.arena_bytes()
     if (left := limits.address_space_left()) is not None:
         wanted = min(wanted, max((left - _LOG_BYTES) // _PARTS, _LEAST_RESERVED_BYTES))
+    if (left := limits.private_memory_left()) is not None:
+        wanted = min(wanted, max(limits.RESERVED_TIMES_MEMORY * (left - _LOG_BYTES), _LEAST_RESERVED_BYTES))
     return wanted, wanted
 
 

@@ -66,7 +66,7 @@ def most_mappings(root: Path = Path("/")) -> int:
 
 def arena_bytes() -> int:
     """Address space for each arena, without a limit on it: it costs nothing, and all nodes' memory is to fit."""
-    return min(max(_RESERVED_BYTES, _RESERVED_TIMES_MEMORY * host_bytes()), _MOST_RESERVED_BYTES)
+    return min(max(_RESERVED_BYTES, RESERVED_TIMES_MEMORY * host_bytes()), _MOST_RESERVED_BYTES)
 
 
 def address_space_left() -> int | None:
@@ -78,8 +78,31 @@ def address_space_left() -> int | None:
     return max(limit - (int(pages[0]) * resource.getpagesize() if pages else 0), 0)
 
 
+def private_memory_left(root: Path = Path("/")) -> int | None:
+    """Bytes of private writable memory that this process may still map: by the limit on it (`ulimit -d`), and by what
+    the kernel promises in all where it promises no more than there is (vm.overcommit_memory=2). None without either."""
+    left: list[int] = []
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit != resource.RLIM_INFINITY:
+        left.append(limit - _kib(root / "proc/self/status", "VmData") * 1024)
+    if text(root / "proc/sys/vm/overcommit_memory").strip() == "2":
+        meminfo = root / "proc/meminfo"
+        left.append((_kib(meminfo, "CommitLimit") - _kib(meminfo, "Committed_AS")) * 1024)
+    return max(min(left), 0) if left else None
+
+
+def _kib(path: Path, name: str) -> int:
+    """The number of KiB in the line of that name; 0 without one."""
+    for line in text(path).splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    return 0
+
+
+RESERVED_TIMES_MEMORY = 4
+"""What is free in an arena lies in pieces, so a step takes more addresses than memory. Tables of both arenas take a
+51st of one's addresses in private memory."""
 _RESERVED_BYTES = 1 << 38  # of address space, for each arena, on a host of little memory
-_RESERVED_TIMES_MEMORY = 4  # and else: what is free lies in pieces, so a step takes more addresses than memory
 _MOST_RESERVED_BYTES = (1 << 44) - (1 << 21)  # pages of the exclusive arena are numbered by 32 bits
 _USUAL_MAPPINGS = 65530  # the kernel's own choice
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")

@@ -1,4 +1,5 @@
-"""A limit on address space, as clusters set: a small job runs within it, and the report says so."""
+"""Limits on address space and on private memory, as clusters set: a small job runs within them, and the report says so
+where that leaves little."""
 
 from __future__ import annotations
 
@@ -51,10 +52,10 @@ SAYS = "ulimit -v"
 GIB = 1 << 30
 
 
-def under(nbytes: int | None) -> subprocess.CompletedProcess[str]:
+def under(nbytes: int | None, kind: int = resource.RLIMIT_AS) -> subprocess.CompletedProcess[str]:
     def limit() -> None:
         if nbytes is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
+            resource.setrlimit(kind, (nbytes, nbytes))
 
     return subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, preexec_fn=limit, check=False, timeout=600
@@ -67,6 +68,14 @@ def test_a_small_job_runs_and_is_told_of_the_limit(nbytes: int | None) -> None:
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "identical True\nsteps 5\n" in ended.stdout
     assert (SAYS in ended.stdout) == (nbytes is not None)
+
+
+def test_a_limit_on_private_memory_is_kept_by_what_was_watched() -> None:
+    """Pages were watched in shared memory, which does not count: what is private again must count as before."""
+    ended = under(4 * GIB, resource.RLIMIT_DATA)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "identical True\nsteps 5\n" in ended.stdout
+    assert SAYS not in ended.stdout
 
 
 def test_a_limit_that_leaves_too_little_is_an_error_that_names_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import warnings
 from dataclasses import replace
@@ -265,6 +266,26 @@ def test_the_tightest_cgroup_around_this_process_counts(tmp_path: Path) -> None:
     write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "950\n")
     write("sys/fs/cgroup/memory/memory.limit_in_bytes", f"{2**63 - 4096}\n")
     assert limits.room_bytes(tmp_path) == 50
+
+
+def test_what_limits_on_private_memory_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ulimit -d`, and a kernel that promises no more memory than there is."""
+    limit = [resource.RLIM_INFINITY]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit[0], limit[0]))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("Name:\tx\nVmData:\t    1024 kB\n")
+    (tmp_path / "proc/meminfo").write_text("CommitLimit:   3000 kB\nCommitted_AS:   1000 kB\n")
+    assert limits.private_memory_left(tmp_path) is None
+    limit[0] = 5 * MIB
+    assert limits.private_memory_left(tmp_path) == 4 * MIB
+    limit[0] = MIB // 2
+    assert limits.private_memory_left(tmp_path) == 0
+    limit[0] = resource.RLIM_INFINITY
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    (tmp_path / "proc/sys/vm/overcommit_memory").write_text("2\n")
+    assert limits.private_memory_left(tmp_path) == 2000 * 1024
+    limit[0] = 2 * MIB
+    assert limits.private_memory_left(tmp_path) == MIB
 
 
 @pytest.mark.usefixtures("all_cpus")
