@@ -91,7 +91,8 @@ typedef struct sn_counters {
 } sn_counters;
 
 /* Reserves address space: `exclusive_bytes` and `placement_bytes` of it, halved until the host grants it.
- * 0 if it exists already. The calling thread becomes the owner. -EOPNOTSUPP where pages are not of 4 KiB. */
+ * 0 if it exists already. The calling thread becomes the owner. -EOPNOTSUPP where pages are not of 4 KiB; -ENOLCK where all
+ * that is mapped is locked (mlockall with MCL_FUTURE). */
 SN_API int sn_memory_create(uint64_t exclusive_bytes, uint64_t placement_bytes);
 /* -EBUSY while arena memory is live. Only for tests: storages may outlive anything else. */
 SN_API int sn_memory_destroy(void);
@@ -349,7 +350,8 @@ SN_API int sn_arm_guarded(void);
 /* Private memory of its own that may be backed: for tests and known workloads. */
 SN_API int sn_arm_map(uint64_t nbytes, uint64_t *base);
 SN_API int sn_arm_unmap(uint64_t base); /* -EBUSY while it is backed */
-/* Whole pages. Of the exclusive arena give the whole reservation: what is allocated later is watched too. */
+/* Whole pages. Of the exclusive arena give the whole reservation: what is allocated later is watched too. -ENOLCK: as
+ * sn_memory_create. */
 SN_API int sn_arm_back(uint64_t base, uint64_t nbytes, int guarded);
 /* Memory that a container leaves to this process: of it, as of what the host has free, at most a quarter is prepared
  * ahead. Until it is told: all there is. UINT64_MAX: no limit. */

@@ -264,6 +264,14 @@ int arm_register() {
   return static_cast<int>(error);
 }
 
+bool new_memory_is_locked() {
+  const long page = map(0, kArmPage, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS);
+  if (page < 0) return page == -EAGAIN;  // more than may be locked
+  const bool locked = advise(static_cast<uint64_t>(page), kArmPage, MADV_DONTNEED) == -EINVAL;
+  unmap(static_cast<uint64_t>(page), kArmPage);
+  return locked;
+}
+
 int arm_zap() {
   for (int i = 0; i < armed.count; i++) {
     const ArmRange &range = armed.ranges[i];
@@ -324,6 +332,7 @@ extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes, int guarded) {
     const sn::ArmRange &other = sn::armed.ranges[i];
     if (base < other.base + other.nbytes && other.base < base + nbytes) return -EEXIST;
   }
+  if (sn::new_memory_is_locked()) return -ENOLCK;
   if (range.exclusive) sn_exclusive_release();  // free pages need no copy; only the owner can tell which they are
   int error = sn::arm_watch_forks();
   if (error == 0 && guarded != 0) error = sn::armed.guard.open();

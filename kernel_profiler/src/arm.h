@@ -84,6 +84,10 @@ int arm_copy_out(const ArmRange &range, uint64_t at, uint64_t from, uint64_t dat
 long arm_first_data(const ArmRange &range, uint64_t from, uint64_t used);
 void arm_hide_view(const ArmRange &range, uint64_t from, uint64_t to);  // else it counts as resident twice
 
+// Whether whatever is mapped is locked from then on (mlockall with MCL_FUTURE): the kernel fills it at once, a memfd as
+// long as the arena's reservation too, and un-maps no page of it that is to fault again.
+bool new_memory_is_locked();
+
 int arm_zap();  // un-maps what is mapped; the data stays
 
 // Does each page of a huge page take a fault of its own here, in a range that is registered and was told to have

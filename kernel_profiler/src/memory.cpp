@@ -219,6 +219,7 @@ extern "C" int sn_memory_create(uint64_t exclusive_bytes, uint64_t placement_byt
   if (in_child.load()) return -ENOTSUP;
   if (sysconf(_SC_PAGESIZE) != 4096) return -EOPNOTSUPP;  // arming, page tables and migrations are read in such pages
   if (space.nbytes == 0) {
+    if (sn::new_memory_is_locked()) return -ENOLCK;  // the tables alone would take gigabytes
     static const int at_fork = pthread_atfork(nullptr, nullptr, after_fork_in_child);
     if (at_fork != 0) return -at_fork;
     int error = sn::arm_watch_forks();  // a free, or a commit, of another thread may be under way as one forks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -343,6 +344,8 @@ def _create(library: ctypes.CDLL) -> None:
             "use a kernel with 4 KiB pages; planning and simulating saved profiles works here",
         )
     result = library.sn_memory_create(*_arena_bytes())
+    if result == -errno.ENOLCK:
+        raise CapabilityError("managing the memory of tensors", *native.LOCKED)
     if result < 0:
         raise CapabilityError(
             "reserving address space for the arenas",

@@ -36,6 +36,12 @@ _LINK_FLAGS = ("-pthread", "-Wl,-z,nodelete")
 
 _U64, _I64, _I32, _INT, _PTR = ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int, ctypes.c_void_p
 
+LOCKED = (
+    "the process locks all memory that it maps (mlockall with MCL_FUTURE): arenas would be filled, and no page go back",
+    "leave MCL_FUTURE out, or call mlockall when Sentinel has stopped",
+)
+"""Why, and what to do, where the library returns -ENOLCK."""
+
 
 class Counters(ctypes.Structure):
     """`sn_counters`."""

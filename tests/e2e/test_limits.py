@@ -19,8 +19,10 @@ from tests.memory_groups import MemoryGroup, memory_group
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
 
 TRAIN = """
-import os, resource, sys
+import ctypes, os, resource, sys
 import torch
+if "LOCKED" in os.environ and ctypes.CDLL(None).mlockall(2):  # MCL_FUTURE
+    sys.exit("mlockall was refused")
 for name, soft in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
     kind = getattr(resource, name)
     resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
@@ -132,6 +134,14 @@ def test_a_limit_costs_a_tracker_or_the_placement_and_never_the_run(
         report = " ".join(" ".join(said).partition("Sentinel migration report")[2].split())
         assert why in report
         assert "Tracker not taken: " in report or limit == "RLIMIT_AS"
+
+
+@pytest.mark.needs("root")
+def test_a_script_that_locks_its_memory_is_left_alone(tmp_path: Path) -> None:
+    """The kernel would fill the arenas, and a memfd as long as their reservation."""
+    (refused,) = refusals(run(tmp_path, env={"LOCKED": "1"}))
+    assert "the process locks all memory that it maps (mlockall with MCL_FUTURE)" in refused
+    assert "leave MCL_FUTURE out" in refused
 
 
 COPIES = """#!/bin/sh

@@ -79,7 +79,8 @@ def _replacing(name: str, guarded: bool, *arguments: Any) -> Any:
 
 
 def back(owned: AddressRange, guarded: bool) -> None:
-    """Puts a memfd under `owned`. UsageError if it is neither of the exclusive arena nor of `map_range`."""
+    """Puts a memfd under `owned`. UsageError if it is neither of the exclusive arena nor of `map_range`;
+    CapabilityError where the process locks all that it maps."""
     result = _replacing("sn_arm_back", guarded, _U64, _U64, _INT)(owned.start, owned.nbytes, int(guarded))
     if result in (-errno.EPERM, -errno.ENOSYS):
         _require_memfd()
@@ -88,6 +89,8 @@ def back(owned: AddressRange, guarded: bool) -> None:
             f"[{owned.start:#x}, {owned.stop:#x}) is not memory of the profiling arena",
             "watch the arena's reservation, or memory from map_range",
         )
+    if result == -errno.ENOLCK:
+        raise CapabilityError("watching pages of memory", *native.LOCKED)
     native.check("sn_arm_back", result)
 
 
