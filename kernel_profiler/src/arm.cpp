@@ -187,6 +187,7 @@ namespace sn {
 ArmState armed;
 
 void arm_lock() { lock.lock(); }
+bool arm_try_lock() { return lock.try_lock(); }
 void arm_unlock() { lock.unlock(); }
 
 pthread_mutex_t watching = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;

@@ -47,6 +47,7 @@ struct ArmState {
 extern ArmState armed;
 
 void arm_lock();
+bool arm_try_lock();
 void arm_unlock();
 
 // Held by whoever ends a watch, and by the owner's thread while it allocates, commits memory, frees or looks: these take no

@@ -39,7 +39,7 @@ struct Arena {
   uint32_t bump = 0;       // pages ever handed out
   unsigned page_shift = 12;
   std::atomic<bool> shared{false};  // a fork of another thread may take memory back
-  bool keep = false;
+  std::atomic<bool> keep{false};
   Node *nodes = nullptr;
   uint64_t nodes_bytes = 0;
   sn::Shelf free;
@@ -196,7 +196,8 @@ void exclusive_destroy() {
   arena.bump = 0;
   arena.nodes = nullptr;
   arena.free.reset(nullptr, kFree);
-  arena.shared = arena.keep = false;
+  arena.shared = false;
+  arena.keep = false;
 }
 
 void *exclusive_allocate(uint64_t nbytes) {
@@ -236,8 +237,15 @@ uint64_t exclusive_free(uint64_t address) {
   return nbytes;
 }
 
+// The owner's next drain may never come: its thread may have ended. So the pages go back to the system at once, where
+// they would as the owner freed them. Not while memory changes its backing: whoever copies the page, which would be
+// missing then, would wait for itself; the drain makes up for it.
 void exclusive_push(uint64_t address) {
   const uint32_t page = static_cast<uint32_t>((address - arena.base) >> arena.page_shift);
+  if (!arena.keep && arm_try_lock()) {
+    discard(page, arena.nodes[page].npages);
+    arm_unlock();
+  }
   uint32_t head = arena.foreign.load(std::memory_order_relaxed);
   do {
     arena.nodes[page].next = head;

@@ -10,7 +10,7 @@ void exclusive_destroy();
 
 void *exclusive_allocate(uint64_t nbytes);    // nullptr: no room
 uint64_t exclusive_free(uint64_t address);    // bytes as requested
-void exclusive_push(uint64_t address);        // any thread: freed at the owner's next drain
+void exclusive_push(uint64_t address);        // any thread: freed at the owner's next drain, its pages earlier
 uint64_t exclusive_drain();                   // bytes as requested
 bool exclusive_pending();                     // is there anything to drain
 uint64_t exclusive_committed_end();           // beyond this address nothing is accessible; it grows under `watching`
