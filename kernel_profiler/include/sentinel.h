@@ -98,6 +98,7 @@ SN_API int sn_memory_create(uint64_t exclusive_bytes, uint64_t placement_bytes);
 SN_API int sn_memory_destroy(void);
 SN_API int sn_memory_own(void);         /* the calling thread becomes the owner */
 SN_API int sn_memory_is_owner(void);    /* 1 or 0 */
+SN_API uint64_t sn_thread_number(void); /* of the calling thread, from 1 on; no later one gets it again */
 SN_API int sn_memory_mode(void);        /* SN_PASS_THROUGH ... */
 
 /* 64-byte aligned memory; NULL only if malloc has none. Any thread. Never called with 0 bytes. */

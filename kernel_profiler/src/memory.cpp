@@ -59,8 +59,11 @@ struct alignas(64) Peaks {
 };
 
 Space space;
-std::atomic<pthread_t> owner{};
-std::atomic<bool> owned{false};
+// A thread's number is its own for ever, while a pthread_t, and the kernel's number too, may be a later thread's again.
+// Initial-exec: a thread's first look at it allocates nothing.
+std::atomic<uint64_t> last_number{0};
+__attribute__((tls_model("initial-exec"))) thread_local uint64_t number = 0;  // 0: nobody has asked for it yet
+std::atomic<uint64_t> owner{0};                                              // 0: nobody
 std::atomic<bool> in_child{false};
 std::atomic<bool> logging{false};
 std::atomic<int> mode{SN_PASS_THROUGH};
@@ -71,8 +74,7 @@ Others others;
 Peaks peaks;
 
 bool is_owner() {
-  return owned.load(std::memory_order_relaxed) &&
-         pthread_equal(pthread_self(), owner.load(std::memory_order_relaxed)) != 0;
+  return number != 0 && number == owner.load(std::memory_order_relaxed);
 }
 
 uint32_t foreign_flag() { return is_owner() ? 0 : uint32_t{SN_FLAG_FOREIGN}; }
@@ -98,7 +100,7 @@ void raise_peak(std::atomic<int64_t> &peak, int64_t value) {
 // leaves the arenas, its private copies, as they are.
 void after_fork_in_child() {
   in_child.store(true);
-  owned.store(false);
+  owner.store(0);  // the thread that forked has its number still
   logging.store(false);
   mode.store(SN_PASS_THROUGH);
   sn::placement_after_fork();
@@ -236,7 +238,7 @@ extern "C" int sn_memory_destroy(void) {
   if (live() != 0) return -EBUSY;
   mode.store(SN_PASS_THROUGH);
   logging.store(false);
-  owned.store(false);
+  owner.store(0);
   sn::exclusive_destroy();
   sn::placement_destroy();
   const int error = sn::unmap(space.mapped, space.mapped_bytes);
@@ -247,9 +249,13 @@ extern "C" int sn_memory_destroy(void) {
 extern "C" int sn_memory_own(void) {
   if (space.nbytes == 0) return -ENODEV;
   if (in_child.load()) return -ENOTSUP;
-  owner.store(pthread_self());
-  owned.store(true);
+  owner.store(sn_thread_number());
   return 0;
+}
+
+extern "C" uint64_t sn_thread_number(void) {
+  if (number == 0) number = last_number.fetch_add(1) + 1;
+  return number;
 }
 
 extern "C" int sn_memory_is_owner(void) { return is_owner() ? 1 : 0; }

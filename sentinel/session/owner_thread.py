@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from threading import get_ident
 
 from sentinel.core.errors import UsageError
 from sentinel.core.step_follower import StepFollower
 from sentinel.core.trace import LayerId
 from sentinel.migration.memory import ManagedMemory
+from sentinel.system import native
 
 
 class OwnerThread:
-    """`foreign_ticks`: how many ticks came from other threads, and so did not count."""
+    """`foreign_ticks`: how many ticks came from other threads, and so did not count.
+
+    A later thread may get Python's identifier of one that has ended, and the kernel's: a number of the native library
+    is never given again.
+    """
 
     def __init__(self) -> None:
+        self._calling = native.quick().sn_thread_number
         self._set_owner()
         self.foreign_ticks = 0
 
     def _set_owner(self) -> None:
-        self._thread, self._ident = threading.current_thread(), get_ident()
+        self._thread, self._number = threading.current_thread(), self._calling()
         self._task = threading.get_native_id()
 
     def accepts_tick(self) -> bool:
         """Whether a tick that comes now is one of the session's."""
-        if get_ident() == self._ident:
+        if self._calling() == self._number:
             return True
         self.foreign_ticks += 1
         return False
@@ -41,7 +46,8 @@ class OwnerThread:
 
     @property
     def _here(self) -> bool:
-        return self._thread is threading.current_thread() and self._task == threading.get_native_id()
+        # a forked child's thread goes on under its parent's number
+        return bool(self._calling() == self._number) and self._task == threading.get_native_id()
 
     def hand_over(self, call: str, memory: ManagedMemory) -> None:
         """The calling thread may end what was begun: where the owner has ended, `memory` is the caller's from now on.

@@ -80,6 +80,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_memory_destroy": (_INT, ()),
     "sn_memory_own": (_INT, ()),
     "sn_memory_is_owner": (_INT, ()),
+    "sn_thread_number": (_U64, ()),
     "sn_memory_mode": (_INT, ()),
     "sn_memory_counters": (None, (ctypes.POINTER(Counters),)),
     "sn_memory_reset_peaks": (None, ()),

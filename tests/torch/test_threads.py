@@ -156,6 +156,26 @@ def test_a_program_whose_thread_never_stopped_its_session_ends_without_a_word(tm
     assert (done.returncode, done.stdout, said) == (0, "True\n", [])
 
 
+def test_a_later_thread_under_the_same_identifier_is_not_the_owner() -> None:
+    """The C library gives the handle of a thread that has ended to the next one."""
+    made: list[tuple[OwnerThread, int]] = []
+    in_a_thread(lambda: made.append((OwnerThread(), threading.get_ident())))
+    owner, ident = made[0]
+    accepted: list[bool] = []
+
+    def tick() -> None:
+        if threading.get_ident() == ident:
+            accepted.append(owner.accepts_tick())
+
+    for _ in range(100):
+        in_a_thread(tick)
+        if accepted:
+            break
+    assert accepted == [False]
+    assert owner.foreign_ticks == 1
+    assert not owner.away  # it has ended
+
+
 def test_an_owner_that_python_did_not_start_has_ended_when_its_thread_has() -> None:
     """`threading` counts a thread of C++ as alive for ever: nobody could stop its session."""
     made: list[OwnerThread] = []
