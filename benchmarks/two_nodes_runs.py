@@ -25,8 +25,8 @@ _RUNS, _STEPS, _AFTER = 3, 5, (20, 40, 80)
 _WATCHED = """Ours has two accounts. The watcher counts lines of 64 bytes of all operands in the measured steps, and
 asks the kernel where each is as its operator ends; scratch memory within an operator it does not see. Its own account
 is the engine's, of all applied steps: of pages of managed tensors, scratch memory among them; the audit below holds it
-against the kernel. The smaller share and the larger count of bytes from slow memory are above. Watching slows a step several times, which gives migrations time; the audit begins in a step
-that nothing slows."""
+against the kernel. The smaller share and the larger count of bytes from slow memory are above. Watching slows a step
+several times, which gives migrations time; the audit begins in a step that nothing slows."""
 
 
 def what_was_run(results: Results) -> list[str]:

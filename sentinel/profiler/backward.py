@@ -22,12 +22,12 @@ _MOST_NODES = 8  # an output that holds more tensors (caches, hidden states) is 
 
 def outside() -> None:
     """Called where no backward runs: one that an exception ended left its mark, and no tick."""
-    RUNTIME.backward.active = False
+    RUNTIME.under_way.active = False
 
 
 def begin() -> None:
     """Backward has reached the outputs of a model."""
-    now = RUNTIME.backward
+    now = RUNTIME.under_way
     if not now.active and RUNTIME.sink is not None:
         now.active, now.within = True, HEAD
         # runs when the whole backward is done, accumulated gradients included
@@ -36,7 +36,7 @@ def begin() -> None:
 
 def enter(name: str, entry: _Entry) -> None:
     """Backward has reached the outputs of block `name`, so it is done with the one before."""
-    sink, now = RUNTIME.sink, RUNTIME.backward
+    sink, now = RUNTIME.sink, RUNTIME.under_way
     if sink is None:
         return
     begin()
@@ -50,12 +50,12 @@ def recompute(name: str, output: object) -> None:
     sink = RUNTIME.sink
     if sink is not None:
         begin()
-        RUNTIME.backward.recomputed = watch(output, name)
+        RUNTIME.under_way.recomputed = watch(output, name)
         sink.tick(name, "backward", "annotate")
 
 
 def _end() -> None:
-    now = RUNTIME.backward
+    now = RUNTIME.under_way
     if now.active:
         now.active = False
         sink = RUNTIME.sink

@@ -69,7 +69,7 @@ def _before_model(module: nn.Module, _args: object) -> None:
     if is_compiling():  # a graph would replay its ticks, and be guarded by what is read here
         return
     if RUNTIME.models.find(module) is not None:
-        RUNTIME.grad_modes.append(torch.is_grad_enabled())
+        RUNTIME.under_way.grad_modes.append(torch.is_grad_enabled())
     elif not RUNTIME.models:  # they died, or an interrupt came within remove_all_of
         _uninstall_unless_used()
 
@@ -78,8 +78,8 @@ def _after_model(module: nn.Module, _args: object, output: object) -> None:
     """Runs after a forward that failed too, then `output` is None."""
     if is_compiling() or RUNTIME.models.find(module) is None:
         return
-    if RUNTIME.grad_modes:
-        RUNTIME.grad_modes.pop()
+    if RUNTIME.under_way.grad_modes:
+        RUNTIME.under_way.grad_modes.pop()
     if RUNTIME.sink is not None and torch.is_grad_enabled():
         backward.watch(output, None)
 
@@ -100,7 +100,8 @@ def _after_block(module: nn.Module, _args: object, output: object) -> None:
             backward.recompute(name, output)
         return
     # a checkpointed block may run without grad mode inside of a forward that has it
-    if grad or (RUNTIME.grad_modes and RUNTIME.grad_modes[-1]):
+    modes = RUNTIME.under_way.grad_modes
+    if grad or (modes and modes[-1]):
         backward.outside()
         if grad:
             backward.watch(output, name)

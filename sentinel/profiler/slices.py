@@ -1,8 +1,9 @@
 """An optimizer's step in slices of its parameters, a tick after each, bit-identical to the whole step.
 
-The slices run by the optimizer's own step over `param_groups` cut short. They run inside the last step hook
-before the step proper, so hooks and a closure run once and see whole groups; the step proper then finds
-nothing left to do. Groups are restored before any hook that follows, and in `finally`.
+The slices run by the optimizer's own step, on a twin that shares its state and has a part of its parameters. They run
+inside the last step hook before the step proper, so hooks and a closure run once; the step proper then runs on a twin
+that has none. The optimizer's own groups are whole all the time: whoever looks at them in mid-step, such as a signal
+handler that saves a checkpoint, finds what is there without Sentinel.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class SlicedStep:
 
         @functools.wraps(raw)
         def method(self_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # slices would be graphs of their own, with other bits than the whole's
+                return plain(self_, *args, **kwargs)
             if RUNTIME.finder is not None and self._active:  # it may begin a session
                 RUNTIME.finder.before_step(args[0] if args else kwargs.get("closure"))
             if RUNTIME.sink is None or not self._active:
@@ -131,76 +134,43 @@ class SlicedStep:
             sink.tick(self.name, "optimizer", "annotate")
             sink.step_boundary()
             return result
-        groups = _Groups(optimizer)
+        in_slices = hooks.Owned(
+            self, functools.partial(_in_slices, functools.partial(sink.tick, self.name, "optimizer", "annotate"))
+        )
         try:
             try:
-                groups.tick_between(functools.partial(sink.tick, self.name, "optimizer", "annotate"))
+                optimizer.register_step_pre_hook(in_slices)  # for this step only: so it comes after every other hook
                 result = call(*args, **kwargs)
             finally:
-                groups.end()
-        finally:  # again, lest an interrupt within the first leave groups cut short
-            groups.end()
+                hooks.remove_all_of(self, optimizer._optimizer_step_pre_hooks)  # type: ignore[attr-defined]
+        finally:  # again, lest an interrupt within the first leave it
+            hooks.remove_all_of(self, optimizer._optimizer_step_pre_hooks)  # type: ignore[attr-defined]
         sink.step_boundary()
         return result
 
 
-class _Groups:
-    """The parameter lists of an optimizer, cut in place, since schedulers and hooks hold the groups themselves.
-
-    From `tick_between` to `end` a step of the optimizer runs slice by slice.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._groups = optimizer.param_groups
-        self._held: list[list[torch.Tensor]] | None = None
-
-    def tick_between(self, tick: Callable[[], None]) -> None:
-        """The next step of the optimizer runs in slices, with a tick after each."""
-
-        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            passed = _evaluate_closure(args, kwargs)
-            self._held = [group["params"] for group in self._groups]
-            inner = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # without the hooks
-            with without_function_modes():
-                cut = slices(optimizer)
-            for parts in cut:
-                self._cut(parts)
-                inner(optimizer)
-                tick()
-            self._cut([])
-            return passed
-
-        # registered for this step only: so the first comes after, the second before every other hook
-        self._optimizer.register_step_pre_hook(hooks.Owned(self, before))
-        last = self._optimizer.register_step_post_hook(hooks.Owned(self, lambda *_: self._restore()))
-        self._optimizer._optimizer_step_post_hooks.move_to_end(last.id, last=False)  # type: ignore[attr-defined]
-
-    def end(self) -> None:
-        """Groups are whole, and no hook of ours is left; also after an `end` that was cut short."""
-        self._restore()
-        for table in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            hooks.remove_all_of(self, getattr(self._optimizer, table))
-
-    def _cut(self, parts: list[Part]) -> None:
-        assert self._held is not None
-        for group in self._groups:
-            group["params"] = []
-        for index, start, stop in parts:
-            self._groups[index]["params"] = self._held[index][start:stop]
-
-    def _restore(self) -> None:
-        if self._held is not None:
-            for group, params in zip(self._groups, self._held, strict=True):
-                group["params"] = params
-            self._held = None
+def _in_slices(tick: Callable[[], None], optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Before the step proper: its work in slices, a tick after each. The step proper gets what is left, which is
+    nothing, and what a closure returned."""
+    closure, loss = args[1] if len(args) > 1 else kwargs.get("closure"), None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    with without_function_modes():
+        cut = slices(optimizer)
+    inner = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # without the hooks
+    for parts in cut:
+        inner(twin_of(optimizer, parts))
+        tick()
+    nothing = twin_of(optimizer, [])
+    return (nothing,), kwargs if closure is None else {**kwargs, "closure": lambda: loss}
 
 
-def _evaluate_closure(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Run a closure once, before the first slice; the step proper gets what it returned."""
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is None:
-        return args, kwargs
-    with torch.enable_grad():
-        loss = closure()
-    return args[:1], {**kwargs, "closure": lambda: loss}
+def twin_of(optimizer: Optimizer, parts: list[Part]) -> Optimizer:
+    """One of its kind that has these parameters alone, in groups of the same options, and shares its state."""
+    twin: Any = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.__dict__.pop("step", None)
+    groups = optimizer.param_groups
+    twin.param_groups = [{**groups[i], "params": groups[i]["params"][start:stop]} for i, start, stop in parts]
+    return twin  # type: ignore[no-any-return]

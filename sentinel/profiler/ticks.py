@@ -11,5 +11,5 @@ from sentinel.runtime import RUNTIME
 def add_layer(name: str | None = None) -> None:
     """End a layer and name it. Without a session it does nothing, in well under 100 ns."""
     sink = RUNTIME.sink  # read once: the session may end in another thread
-    if sink is not None:
+    if sink is not None and not RUNTIME.is_compiling():  # a graph would not repeat it, or could not be made
         sink.tick(name or "", "", "add_layer")

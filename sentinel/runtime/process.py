@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, ref
 
@@ -83,13 +82,23 @@ class PausedByForks(Protocol):
         """They may run, in the parent."""
 
 
-@dataclass
-class BackwardPass:
-    """The backward that is running, whatever models it passes through; see profiler/backward.py."""
+class PassOfThread(threading.local):
+    """What annotated models are doing on this thread.
 
-    active: bool = False
-    within: str = ""
-    recomputed: object = None
+    `grad_modes`: at the entry of each one whose forward is running. `active`, `within`, `recomputed`: of the backward
+    that is running, whatever models it passes through; see profiler/backward.py.
+    """
+
+    def __init__(self) -> None:
+        self.grad_modes: list[bool] = []
+        self.active = False
+        self.within = ""
+        self.recomputed: object = None
+
+
+def _is_not() -> bool:
+    """Before torch is imported."""
+    return False
 
 
 class _Forking(threading.local):
@@ -114,8 +123,8 @@ class Runtime:
     recorded, or were last. `trackers`: those that were begun and may have something to give back.
 
     Annotations. `models`, `optimizers`, `blocks`: those that tick; `blocks` with the names of their layers: one
-    that two models share ticks once, by its first name.
-    `grad_modes`: at the entry of each annotated model whose forward is running. `backward`: the one that is running.
+    that two models share ticks once, by its first name. `under_way`: what they are doing on the thread that asks.
+    `is_compiling`: whether torch.compile traces the caller.
 
     Pins. `kept`: what `keep_fast` and `keep_slow` were told, in order: where, and a pattern or a weak reference.
 
@@ -140,8 +149,8 @@ class Runtime:
         self.models: Ordinals[nn.Module] = Ordinals()
         self.optimizers: Ordinals[Optimizer] = Ordinals()
         self.blocks: ByIdentity[nn.Module, str] = ByIdentity()
-        self.grad_modes: list[bool] = []
-        self.backward = BackwardPass()
+        self.under_way = PassOfThread()
+        self.is_compiling: Callable[[], bool] = _is_not
         self.kept: list[tuple[str, str | ref[Any]]] = []
         self.beside: WeakSet[MemoryBeside] = WeakSet()
         self.not_inherited: WeakSet[NotInherited] = WeakSet()

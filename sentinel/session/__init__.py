@@ -27,6 +27,8 @@ from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
 from sentinel.tiers.file_tier import is_file
 
+RUNTIME.is_compiling = torch.compiler.is_compiling
+
 __all__ = [
     "Annotation",
     "BegunSession",

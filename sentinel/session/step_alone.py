@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
-from sentinel.profiler.slices import runs_own_code
+from sentinel.profiler.slices import runs_own_code, twin_of
 
 ALONE: tuple[type[Optimizer], ...] = (
     SGD,
@@ -35,9 +35,7 @@ def step_alone(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Ten
     The optimizer's own step runs on a twin that shares its state and has that one parameter. Its own groups are not
     touched: whatever interrupts this leaves them whole.
     """
-    twin: Any = object.__new__(type(optimizer))
-    twin.__dict__.update(optimizer.__dict__)
-    twin.__dict__.pop("step", None)
+    twin = twin_of(optimizer, [])
     twin.param_groups = [{**group, "params": [parameter]}]
     type(optimizer).step.__wrapped__(twin)  # type: ignore[attr-defined]  # without the hooks
 

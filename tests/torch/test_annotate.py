@@ -8,7 +8,9 @@ import gc
 import io
 import subprocess
 import sys
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,12 +20,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import sentinel
+import sentinel.session  # as every session does: it tells what compiles
 from sentinel.core.errors import UsageError
 from sentinel.profiler import annotate as module_under_test
 from sentinel.profiler.annotate import annotate, annotated
 from sentinel.profiler.blocks import find_blocks
 from sentinel.runtime import RUNTIME
-from tests.torch.ticking import noted
+from tests.torch.ticking import Notes, noted
 
 
 @pytest.fixture(autouse=True)
@@ -384,7 +388,51 @@ class TestNothingElseChanges:
         with annotate(mlp()), noted() as notes:
             nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
         assert notes.seen == []
-        assert RUNTIME.grad_modes == []
+        assert RUNTIME.under_way.grad_modes == []
+
+    def test_another_thread_that_trains_ends_no_backward_here(self):
+        model, other = mlp(), mlp()
+
+        class OfThisThread(Notes):
+            here = threading.get_ident()
+
+            def tick(self, *given):
+                if threading.get_ident() == self.here:
+                    super().tick(*given)
+
+        def train():
+            other(torch.ones(2, 4)).sum().backward()
+
+        def beside(_gradient):
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(train).result()
+
+        def told(hook):
+            RUNTIME.sink = notes = OfThisThread()
+            try:
+                given = torch.ones(2, 4, requires_grad=True)
+                given.register_hook(hook)  # runs as the last of this backward
+                model(given).sum().backward()
+            finally:
+                RUNTIME.sink = None
+            return notes.seen
+
+        with annotate([model, other]):
+            alone = told(lambda _: None)
+            assert len(alone) > 4
+            assert told(beside) == alone
+
+    def test_add_layer_within_a_compiled_function_is_none(self):
+        torch._dynamo.reset()
+
+        def doubled(x):
+            sentinel.add_layer("half")
+            return x * 2
+
+        compiled = torch.compile(doubled, backend="eager", fullgraph=True)
+        with noted() as notes:
+            assert compiled(torch.ones(3)).sum() == 6
+            assert notes.seen == []
 
     def test_a_compiled_model_runs_and_its_blocks_do_not_tick(self):
         model = torch.compile(mlp(), backend="eager")

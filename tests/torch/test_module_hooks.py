@@ -39,7 +39,7 @@ def nothing_left_behind() -> Iterator[None]:
     assert not RUNTIME.models
     assert not RUNTIME.blocks
     assert not torch_module._has_any_global_hook()
-    RUNTIME.grad_modes.clear()
+    RUNTIME.under_way.grad_modes.clear()
 
 
 def mlp() -> nn.Sequential:
@@ -198,7 +198,7 @@ def test_a_model_that_is_a_block_of_another_is_both() -> None:
     with annotate(outer, blocks=chosen), annotate(inner), noted() as notes:
         outer(torch.ones(2, 4))
         assert [name for name, _ in notes.seen] == ["1:0", "1:1", "1:2", "0", "1"]
-        assert RUNTIME.grad_modes == []
+        assert RUNTIME.under_way.grad_modes == []
 
 
 def test_a_forward_that_fails_leaves_no_mode_and_no_tick_of_its_block() -> None:
@@ -211,7 +211,7 @@ def test_a_forward_that_fails_leaves_no_mode_and_no_tick_of_its_block() -> None:
         with pytest.raises(ValueError, match="on purpose"), warnings.catch_warnings(action="error"):
             model(torch.ones(2, 4))
         assert notes.seen == [("0", "forward")]
-        assert RUNTIME.grad_modes == []
+        assert RUNTIME.under_way.grad_modes == []
 
 
 @pytest.mark.parametrize(("owner", "call"), [(RUNTIME.blocks, "put"), (torch_module, "register_module_forward_hook")])

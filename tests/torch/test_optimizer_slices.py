@@ -19,7 +19,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from sentinel.profiler import annotate as annotating
 from sentinel.profiler.annotate import annotate
 from sentinel.profiler.slices import SLICES, SlicedStep, sliceable, slices
-from tests.torch.ticking import noted
+from sentinel.runtime import RUNTIME
+from tests.torch.ticking import Notes, noted
 
 SHAPES = [(7, 5), (5,), (64, 3), (1,), (3, 3, 2), (), (129,), (2, 2)]
 
@@ -268,6 +269,58 @@ class TestHooksAndWrappers:
         assert "step" in vars(optimizer)
         annotation.remove()
         assert "step" not in vars(optimizer)
+
+    def test_groups_are_whole_and_may_be_saved_at_each_tick(self):
+        params = parameters()
+        optimizer = AdamW(groups(params))
+        for p in params:
+            p.grad = torch.ones_like(p)
+        sliced = SlicedStep(optimizer, "optimizer")
+        before = [list(group["params"]) for group in optimizer.param_groups]
+        seen = []
+
+        class Saving(Notes):
+            def tick(self, *_):
+                seen.append([len(group["params"]) for group in optimizer.param_groups])
+                optimizer.state_dict()
+
+        RUNTIME.sink = Saving()
+        try:
+            optimizer.step()
+        finally:
+            RUNTIME.sink = None
+            sliced.remove()
+        assert len(seen) > 3
+        assert all(each == [len(group) for group in before] for each in seen)
+
+    def test_a_compiled_step_is_the_whole_one(self):
+        def trained(sink):
+            torch._dynamo.reset()
+            params = parameters()
+            optimizer = Adam(params, lr=0.1)
+            sliced = SlicedStep(optimizer, "optimizer")
+            graphs = []
+
+            def counted(graph, _inputs):
+                graphs.append(graph)
+                return graph
+
+            step = torch.compile(lambda: optimizer.step(), backend=counted)
+            for number in range(4):
+                if number == 2:
+                    RUNTIME.sink = sink
+                for index, p in enumerate(params):
+                    p.grad = torch.full_like(p, 0.1 * index + number)
+                step()
+            RUNTIME.sink = None
+            sliced.remove()
+            return params, len(graphs)
+
+        plain, graphs = trained(None)
+        notes = Notes()
+        found, same = trained(notes)
+        assert all(map(torch.equal, plain, found))
+        assert same <= graphs + 1  # that there is a session by now may cost one graph more
 
     def test_an_exception_restores_the_groups_and_passes_on(self):
         params = parameters()
