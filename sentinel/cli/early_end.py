@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sentinel.runtime import Observer
 from sentinel.system.progress import say
@@ -26,8 +26,14 @@ class Enough(SystemExit):
         super().__init__(0)
 
 
+def _end_the_script() -> NoReturn:
+    """Or the thread that trains, where that is another than the main one: Python shows the traceback of a thread that
+    ends by anything but SystemExit itself."""
+    raise Enough if threading.current_thread() is threading.main_thread() else SystemExit(0)
+
+
 class StepLimit(Observer):
-    """Ends the script by Enough: after so many optimizer `steps`, or as soon as there is a plan (`dry`).
+    """Ends the script: after so many optimizer `steps`, or as soon as there is a plan (`dry`).
 
     `asked`: whether either was asked for.
     """
@@ -53,14 +59,14 @@ class StepLimit(Observer):
     def _end_if_planned(self) -> None:
         if self._dry and self._planned:
             self._dry = False
-            raise Enough
+            _end_the_script()
 
     def stepped(self) -> None:
         """An optimizer has stepped."""
         if self._left is not None and os.getpid() == self._pid:
             self._left -= 1
             if not self._left:
-                raise Enough
+                _end_the_script()
 
 
 def before_sigterm(write: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:

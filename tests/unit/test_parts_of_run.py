@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,16 @@ def test_a_limit_ends_the_script_after_its_steps_or_with_its_plan() -> None:
     assert dry.asked
     assert limit.asked
     assert not StepLimit(None, dry=False).asked
+
+
+def test_a_limit_ends_a_thread_that_trains_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python says nothing of a thread that SystemExit ends, and shows the traceback of any other."""
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda found: raised.append(found.exc_type))
+    thread = threading.Thread(target=StepLimit(1, dry=False).stepped)
+    thread.start()
+    thread.join()
+    assert raised == [SystemExit]
 
 
 TERMINATED = """
