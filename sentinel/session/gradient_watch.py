@@ -98,7 +98,9 @@ class GradientWatch:
         self._in_step = True
         self._begun = operators.events_so_far()
         for number, ready in self._ready.items():
-            if changed := changed_option(ready.options, now.get(number, {})):
+            if _numpy_had(ready.parameter.grad):
+                self._within = f"numpy has the bytes of a gradient {BEFORE}"
+            elif changed := changed_option(ready.options, now.get(number, {})):
                 self._within = f"its option {changed!r} is set between backward and step"
             elif changed := written_since.changed(ready.before, optimizer, ready.parameter):
                 self._changed = f"{changed} is changed between backward and step"
@@ -146,6 +148,11 @@ class GradientWatch:
                 row = log.events[event]
                 verb = "writes" if row["kind"] == operators.WRITE else "reads"
                 yield f"{log.ops[int(row['op'])]} {verb} {span.what} {span.when}"
+
+
+def _numpy_had(gradient: torch.Tensor | None) -> bool:
+    """Whether an array was ever made of its bytes: no operator tells of that, but torch lets the storage grow no more."""
+    return gradient is not None and gradient.layout is torch.strided and not gradient.untyped_storage().resizable()
 
 
 def _between(events: NDArray[Any], begin: int, end: int) -> list[int]:

@@ -168,6 +168,14 @@ def with_gradients_of_gradients(_model: nn.Module, optimizer: Any, loss: Any, _n
     optimizer.step()
 
 
+def looked_at_by_numpy(model: nn.Module, optimizer: Any, loss: Any, _number: int) -> None:
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            np.isfinite(parameter.grad.detach().numpy()).all()
+    optimizer.step()
+
+
 def state_decayed_after_backward(_model: nn.Module, optimizer: Any, loss: Any, _number: int) -> None:
     loss.backward()
     decay(optimizer)
@@ -217,6 +225,7 @@ REFUSED = {
     scaled: "_amp_foreach_non_finite_check_and_unscale_ reads a gradient between backward and step",
     rate_set_after_backward: "its option 'lr' is set between backward and step",
     with_gradients_of_gradients: "its gradients have gradients themselves",
+    looked_at_by_numpy: "numpy has the bytes of a gradient between backward and step",
     state_decayed_after_backward: "mul_ reads optimizer state between backward and step",
     state_logged_after_backward: "linalg_vector_norm reads optimizer state between backward and step",
     state_loaded_after_backward: "reads optimizer state between backward and step",
