@@ -151,7 +151,7 @@ class GradientWatch:
 
 
 def _numpy_had(gradient: torch.Tensor | None) -> bool:
-    """Whether an array was ever made of its bytes: no operator tells of that, but torch lets the storage grow no more."""
+    """Whether an array was ever made of its bytes: no operator tells of that, but the storage may grow no more."""
     return gradient is not None and gradient.layout is torch.strided and not gradient.untyped_storage().resizable()
 
 
