@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, TypedDict
 
 from sentinel import session
 from sentinel.core.ending import end_all
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import FormatError, UsageError
 from sentinel.files.disk import check_writable
 from sentinel.reports.forms import form_of
 from sentinel.reports.rank_files import RankFiles
 from sentinel.runtime import RUNTIME
 from sentinel.session.auto import NO_LOOP, Follower
 from sentinel.session.request import Request, settings
-from sentinel.system.launched import SHOWN, launched, of_this_rank
+from sentinel.system.launched import SHOWN, Launched, launched, of_this_rank
 from sentinel.system.progress import say
 from sentinel.tiers.file_tier import is_file
 
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
     from sentinel.core.plan import Plan
+    from sentinel.reports import Report
 
 
 class Options(TypedDict, total=False):
@@ -122,15 +123,25 @@ class Placing:
                 say(f"nothing was placed: {NO_LOOP}", wrong=True)
         elif self._path:
             report = last.report(bounded=not failed) if last is not None else session.report()
-            who = last.who if last is not None and last.who.size > 1 else launched()
-            if self._path == SHOWN:
-                sys.stderr.write(report.text())
-            elif who.size > 1:
+            self._write(report, last.who if last is not None else Launched(), failed=failed)
+        if last is not None and RUNTIME.last is not self._before:
+            last.told = True
+
+    def _write(self, report: Report, who: Launched, *, failed: bool) -> None:
+        """Where it was asked for, or on stderr where no file can be written there any more. `who`: as the session was
+        told."""
+        if self._path == SHOWN:
+            sys.stderr.write(report.text())
+            return
+        who = who if who.size > 1 else launched()
+        try:
+            if who.size > 1:
                 RankFiles(self._path, who, self._began_s).write(report, "failed" if failed else "ended")
             else:
                 report.write(self._path)
-        if last is not None and RUNTIME.last is not self._before:
-            last.told = True
+        except FormatError as error:
+            say(f"{error}; this is the report:", wrong=True)
+            sys.stderr.write(report.text())
 
     def __enter__(self) -> Placing:
         self.begin()

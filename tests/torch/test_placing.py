@@ -351,6 +351,18 @@ def test_a_report_may_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Sentinel migration report [EMULATED]" in capsys.readouterr().err
 
 
+def test_a_report_that_finds_no_folder_any_more_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with sentinel.placing(fast="50%", report=folder / "r.json", **EMULATED):
+        Loop().train(5)
+        folder.rmdir()
+    said = capsys.readouterr().err
+    assert "there is no folder" in said
+    assert "this is the report:\nSentinel migration report [EMULATED]" in said
+    assert "clean up" not in said
+
+
 @pytest.mark.parametrize(
     ("name", "library"), [("TrainerCallback", "transformers"), ("LightningCallback", "pytorch_lightning")]
 )
