@@ -15,6 +15,12 @@ TierKind = Literal["node", "emulated", "file", "described"]
 applied."""
 
 
+MOST_LATENCY_NS = MOST_LOST_NS = 1e12
+"""1,000 s for one access, one migration or one KiB: more was given in another unit than ns."""
+LEAST_FLOPS_PER_S = 1e6
+"""Of a machine: 1.5 was to be 1.5 TFLOP/s."""
+
+
 @dataclass(frozen=True)
 class TierSpec:
     """One class of memory. Bandwidths in bytes per second, latency in ns (idle).
@@ -43,6 +49,11 @@ class TierSpec:
             *(
                 (not 0 <= amount < math.inf, f"tier {self.name}: {what} is {amount}", "give a number of at least 0")
                 for what, amount in amounts.items()
+            ),
+            (
+                self.latency_ns > MOST_LATENCY_NS,
+                f"tier {self.name}: latency_ns is {self.latency_ns}, more than 1,000 s",
+                "give ns",
             ),
             (
                 self.read_bytes_per_s <= 0 or self.write_bytes_per_s <= 0,
@@ -81,15 +92,15 @@ class Link:
                 "link two different tiers",
             ),
             (
-                self.bandwidth_bytes_per_s <= 0 or self.latency_ns < 0,
+                self.bandwidth_bytes_per_s <= 0 or not 0 <= self.latency_ns <= MOST_LATENCY_NS,
                 f"link {self.source}->{self.target}: bandwidth or latency is off",
-                "give a bandwidth above 0 and a latency of at least 0",
+                "give a bandwidth above 0, and a latency of at least 0 and at most 1,000 s, in ns",
             ),
             *(
                 (
-                    not 0 <= getattr(self, what) < math.inf,
+                    not 0 <= getattr(self, what) <= MOST_LOST_NS,
                     f"link {self.source}->{self.target}: {what} is {getattr(self, what)}",
-                    "give a number of at least 0",
+                    "give a number of at least 0 and at most 1,000 s, in ns",
                 )
                 for what in ("lost_ns_per_kib", "lost_ns_per_move")
             ),
@@ -144,9 +155,9 @@ class Machine:
                 "link the fast tier with each slower one",
             ),
             (
-                self.flops_per_s is not None and not 0 < self.flops_per_s < math.inf,
+                self.flops_per_s is not None and not LEAST_FLOPS_PER_S <= self.flops_per_s < math.inf,
                 f"{of}: flops_per_s is {self.flops_per_s}",
-                "give a number above 0, or leave it out",
+                "give floating-point operations per second, such as 1.5e12 for 1.5 TFLOP/s, or leave it out",
             ),
             (
                 not self.fast.addressable,
@@ -214,7 +225,11 @@ class Machine:
         return replace(
             self,
             links=tuple(
-                replace(x, lost_ns_per_kib=times * x.lost_ns_per_kib, lost_ns_per_move=times * x.lost_ns_per_move)
+                replace(
+                    x,
+                    lost_ns_per_kib=min(times * x.lost_ns_per_kib, MOST_LOST_NS),
+                    lost_ns_per_move=min(times * x.lost_ns_per_move, MOST_LOST_NS),
+                )
                 for x in self.links
             ),
         )
@@ -232,7 +247,7 @@ class Machine:
         slower = tuple(
             replace(
                 tier,
-                latency_ns=dearer * tier.latency_ns,
+                latency_ns=min(dearer * tier.latency_ns, MOST_LATENCY_NS),
                 read_bytes_per_s=max(int(tier.read_bytes_per_s / dearer), 1),
                 write_bytes_per_s=max(int(tier.write_bytes_per_s / dearer), 1),
             )

@@ -13,8 +13,10 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
-from sentinel.simulator.loop import Record, play
+from sentinel.core.units import format_ns
+from sentinel.simulator.loop import MAX_WARM_STEPS, Record, play
 from sentinel.simulator.lost import lost_to_moves_ns
+from sentinel.simulator.movers import MOST_NS
 from sentinel.simulator.plain import plain_layer_ns
 from sentinel.simulator.served import layer_extra_ns, loaded_ns, tier_shares, touched_bytes
 from sentinel.simulator.timeline import submitting_ns, timeline
@@ -41,14 +43,21 @@ def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) 
 
 
 def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:
-    """As `simulate`, of a plan that keeps the laws: for whoever makes many plans, or has had it checked."""
+    """As `simulate`, of a plan that keeps the laws: for whoever makes many plans, or has had it checked.
+
+    Raises UsageError where the steps could take more than 2^62 ns together: some unit is another than it should be.
+    """
     shares = tier_shares(plan, profile)
     extra = layer_extra_ns(profile, machine, shares)
     compute, traffic = base_ns(profile, machine)
     full = layer_time_ns(compute, traffic, extra, machine)
     full = full + loaded_ns(profile, machine, shares, full)
     slow = full - layer_time_ns(compute, traffic, np.zeros_like(extra), machine)
-    durations, record = play(timeline(plan, machine, full + submitting_ns(plan, machine)), steps)
+    alone_ns = full + submitting_ns(plan, machine)
+    _check_times(float(alone_ns.sum()), steps, machine)
+    line = timeline(plan, machine, alone_ns)
+    _check_times(sum(line.duration_ns) + sum(job.duration_ns for job in line.jobs), steps, machine)
+    durations, record = play(line, steps)
     served = touched_bytes(profile, shares)
     return Run(
         kind="simulated",
@@ -61,6 +70,15 @@ def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: in
         held=_held(record, profile.n_layers),
         counters=_cases(plan, record, steps - 1),
     )
+
+
+def _check_times(step_ns: float, steps: int, machine: Machine) -> None:
+    """`step_ns`: most that a step takes: at any time a layer computes or a migration is under way."""
+    if not step_ns * (steps + MAX_WARM_STEPS) <= MOST_NS:  # also where it is no number
+        raise UsageError(
+            f"a step takes up to {format_ns(step_ns)} on machine {machine.name}, which is too long to simulate",
+            "bandwidths are bytes per second, flops_per_s is FLOP per second, latencies and times of layers are ns",
+        )
 
 
 def _steps(durations: list[int], record: Record, profile: Profile) -> NDArray[np.void]:

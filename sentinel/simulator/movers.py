@@ -10,8 +10,11 @@ from sentinel.simulator.timeline import Timeline
 
 PROMOTE, DEMOTE = 0, 1
 
-_NEVER = 1 << 62
-"""ns: when a mover that has nothing to do ends."""
+_NEVER = 1 << 100
+"""ns: when a mover that has nothing to do ends. No time of a Timeline comes near it (see MOST_NS)."""
+
+MOST_NS = 1 << 62
+"""Of all steps that are simulated together: tables of times have 64 bits."""
 
 _ROUNDING = 1e-6
 """ns that a sum of floating-point numbers may be off: less does not make a layer a whole ns longer."""

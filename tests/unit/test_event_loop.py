@@ -42,6 +42,13 @@ def test_a_promotion_waits_for_the_room_that_a_demotion_leaves() -> None:
     assert not movers.waits_for(UP)
 
 
+def test_movers_with_nothing_to_do_let_any_time_pass() -> None:
+    movers = Movers(line())
+    movers.advance(1 << 62)
+    assert movers.now == 1 << 62
+    assert movers.compute(1 << 61) == 1 << 61
+
+
 def test_one_way_at_a_time_where_the_link_is_half_duplex() -> None:
     for full_duplex, done in ((True, [30, 20]), (False, [50, 20])):
         movers = Movers(line(Job(1, 0, 3, 30), Job(0, 1, 5, 20), held=(6, 3), full_duplex=full_duplex))

@@ -72,10 +72,23 @@ def test_a_tier_of_no_real_number_is_refused(what, value):
         replace(machines.load("cxl-m5").fast, **{what: value})
 
 
-@pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
+@pytest.mark.parametrize("value", [-1.0, 0.0, 1.5, math.nan, math.inf])
 def test_a_machine_of_no_real_speed_is_refused(value):
-    with pytest.raises(UsageError, match="flops_per_s"):
+    """Also one whose 1.5 TFLOP/s were given as 1.5."""
+    with pytest.raises(UsageError, match=r"flops_per_s is .* per second, such as 1\.5e12 for 1\.5 TFLOP/s"):
         replace(machines.load("cxl-m5"), flops_per_s=value)
+
+
+@pytest.mark.parametrize("what", ["latency_ns", "lost_ns_per_kib", "lost_ns_per_move"])
+def test_times_beyond_a_thousand_seconds_are_refused(what):
+    machine = machines.load("cxl-m5")
+    with pytest.raises(UsageError, match=r"1,000 s.* ns"):
+        replace(machine.links[0], **{what: 10**13})
+    if what == "latency_ns":
+        with pytest.raises(UsageError, match=r"latency_ns is 1e\+30, more than 1,000 s; give ns"):
+            replace(machine.tiers[1], latency_ns=1e30)
+        dearest = replace(machine, tiers=(machine.fast, replace(machine.tiers[1], latency_ns=1e12)))
+        assert dearest.worse().tiers[1].latency_ns == 1e12
 
 
 @pytest.mark.parametrize(

@@ -271,3 +271,18 @@ def test_a_plan_of_another_profile_is_refused():
     profile, other = make_profile([param("a", MB, [1])], 3), make_profile([param("a", MB, [1])], 4)
     with pytest.raises(UsageError, match="simulate a plan with the profile"):
         simulate(persistent_plan(profile, [0]), other, make_machine())
+
+
+@pytest.mark.timeout(60)  # such a simulation had no end
+@pytest.mark.parametrize(
+    ("layer_ns", "link_bytes_per_s"),
+    [(1 << 60, GB), ((1 << 63) - 1, GB), (LAYER, 1)],
+    ids=["layers", "longest_layers", "links"],
+)
+def test_a_step_that_is_too_long_for_tables_of_times_is_refused(layer_ns, link_bytes_per_s):
+    profile = make_profile([param(f"w{i}", 512 * MB, range(200)) for i in range(40)], 200, layer_ns=layer_ns)
+    machine = make_machine(512 * MB, promote=link_bytes_per_s, demote=link_bytes_per_s)
+    moves = [(i, *move) for i in range(40) for move in ((1, 0, 4 * i, 4 * i + 2), (0, 1, 4 * i + 2, 4 * i + 4))]
+    plan = persistent_plan(profile, [1] * 40, moves, fast_bytes=512 * MB)
+    with pytest.raises(UsageError, match=r"on machine built, which is too long to simulate.*bytes per second.*FLOP"):
+        simulate(plan, profile, machine)
