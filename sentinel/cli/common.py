@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sentinel import planner
@@ -117,15 +118,36 @@ def whole_number(text: str) -> int:
 
 def check_outputs(*paths: str | None, read: Sequence[str | None] = ()) -> None:
     """Raises FormatError where a file that is asked for cannot be written: before the work, not after it. UsageError
-    where it is one of those that are `read`, which it would replace."""
+    where it is one of those that are `read`, which it would replace, or another of `paths`."""
     from sentinel.files.disk import check_writable
 
     own = {os.path.realpath(path) for path in read if path is not None}
+    others: dict[str, str] = {}
     for path in paths:
         if path is not None:
-            if os.path.realpath(path) in own:
+            place = os.path.realpath(path)
+            if place in own:
                 raise UsageError(f"{path} is read, and would be replaced by what is written", "give another file")
+            if place in others:
+                same = f" ({others[place]})" if others[place] != path else ""
+                raise UsageError(f"two outputs would be written to {path}{same}", "give each a file of its own")
+            others[place] = path
             check_writable(path)
+
+
+@contextmanager
+def saving(path: str | None, save: Callable[[str], object]) -> Iterator[bool]:
+    """`save(path)`, where one is given, before what is within prints: a pipe that nobody reads any more costs no file.
+    Yields whether it was saved. An error of saving is raised at the end, and so costs none of what is printed."""
+    failed: SentinelError | None = None
+    if path:
+        try:
+            save(path)
+        except SentinelError as error:
+            failed = error
+    yield bool(path) and failed is None
+    if failed is not None:
+        raise failed
 
 
 HERE = "this host, where a calibration of it is kept"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from sentinel.cli.common import (
     check_outputs,
     machine_named,
     print_json,
+    saving,
     telling,
 )
 from sentinel.cli.fast_memory_curve import CURVE
@@ -131,13 +133,10 @@ def execute(arguments: argparse.Namespace) -> int:
     machine = machine_named(arguments.machine)
     profiles = {label: files.load_profile(path) for label, path in _labels(arguments.profiles).items()}
     found = _compared(profiles, machine, policies, arguments)
-    if arguments.html:
-        from sentinel.reports.html.policy_comparison_page import comparison_page
-
-        Path(arguments.html).write_text(comparison_page(found), encoding="utf-8")
-    if arguments.json:
-        print_json(as_object(found))
-    else:
+    with saving(arguments.html, partial(_write_page, found)):
+        if arguments.json:
+            print_json(as_object(found))
+            return OK
         print(text(found))
         for subject in found.profiles:
             if profiles[subject.profile].is_estimated:
@@ -145,6 +144,13 @@ def execute(arguments: argparse.Namespace) -> int:
             if told := about_compute(machine, subject.all_fast_step_ns, profiles[subject.profile].step_ns_plain):
                 print(f"\n{subject.profile}: {told}")
     return OK
+
+
+def _write_page(found: Comparison, path: str) -> None:
+    from sentinel.files.disk import write_whole
+    from sentinel.reports.html.policy_comparison_page import comparison_page
+
+    write_whole(path, comparison_page(found).encode(errors="backslashreplace"))
 
 
 def _compared(

@@ -6,10 +6,10 @@ import argparse
 import os
 import platform
 import sys
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
-from sentinel.cli.common import FAILED, OK, end_as_by_an_interrupt, print_json, telling, whole_number
+from sentinel.cli.common import FAILED, OK, end_as_by_an_interrupt, print_json, saving, telling, whole_number
 from sentinel.core.errors import UsageError
 from sentinel.core.rules import require
 
@@ -56,15 +56,19 @@ def execute(arguments: argparse.Namespace) -> int:
     with telling("importing torch"):
         job = _job(arguments, slow)
     found = _compared(job, names, arguments)
-    if arguments.html:
-        from sentinel.reports.html.placement_comparison_page import executed_page
-
-        Path(arguments.html).write_text(executed_page(found), encoding="utf-8")
-    if arguments.json:
-        print_json(as_object(found))
-    else:
-        print(text(found))
+    with saving(arguments.html, partial(_write_page, found)):
+        if arguments.json:
+            print_json(as_object(found))
+        else:
+            print(text(found))
     return FAILED if any(row.same_losses is False or row.same_parameters is False for row in found.rows) else OK
+
+
+def _write_page(found: PlacementComparison, path: str) -> None:
+    from sentinel.files.disk import write_whole
+    from sentinel.reports.html.placement_comparison_page import executed_page
+
+    write_whole(path, executed_page(found).encode(errors="backslashreplace"))
 
 
 def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
@@ -17,6 +18,7 @@ from sentinel.cli.common import (
     machine_named,
     print_json,
     print_table,
+    saving,
     telling,
     whole_number,
 )
@@ -84,31 +86,33 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel.profiler.estimate.memory_needs import needs_of
     from sentinel.reports.policy_comparison import as_object
 
-    check_outputs(arguments.output, read=(arguments.machine,))
+    factory = arguments.factory.partition(":")[0]
+    check_outputs(arguments.output, read=(arguments.machine, factory))
     machine, why = _machine(arguments.machine)
     make = function_named(arguments.factory)
+    check_outputs(arguments.output, read=(_source_of(make),))  # of a module it is known once that is imported
     _check_call(make, arguments.factory, arguments.batch)
     profile, flops_per_s = estimated_profile(make, arguments, machine)
-    if arguments.output:
-        files.save(profile, arguments.output)
     with telling("simulating the curve of fast memory"):
         found = _curve(arguments.factory, profile, machine, arguments.fast)
     needs = needs_of(profile)
     here = point_at(found, arguments.fast)
-    if arguments.json:
-        told = {"kind": "estimated", "flops_per_s": flops_per_s, "needs": needs, "curve": as_object(found)}
-        print_json({**told, "at_fast": None if here is None else vars(here), "notes": list(profile.notes)})
-        return OK
-    ran = [note for note in profile.notes if note != NOTE]
-    print(f"estimated from shapes: {'' if ran else 'nothing was run, '}no weights were made; times are a model\n")
-    print_table(rows_of(needs, profile, found))
-    print(f"\n{_times_are(machine, flops_per_s, why)} {found.price_of_moves}")
-    for note in ran:
-        print(note)
-    print()
-    print(_points(found))
-    print(f"\n{to_buy(found, machine, here, arguments.fast)}")
-    print(f"profile written to {arguments.output}" if arguments.output else "-o FILE keeps the profile")
+    with saving(arguments.output, partial(files.save, profile)) as saved:
+        if arguments.json:
+            told = {"kind": "estimated", "flops_per_s": flops_per_s, "needs": needs, "curve": as_object(found)}
+            print_json({**told, "at_fast": None if here is None else vars(here), "notes": list(profile.notes)})
+            return OK
+        ran = [note for note in profile.notes if note != NOTE]
+        print(f"estimated from shapes: {'' if ran else 'nothing was run, '}no weights were made; times are a model\n")
+        print_table(rows_of(needs, profile, found))
+        print(f"\n{_times_are(machine, flops_per_s, why)} {found.price_of_moves}")
+        for note in ran:
+            print(note)
+        print()
+        print(_points(found))
+        print(f"\n{to_buy(found, machine, here, arguments.fast)}")
+        if saved or not arguments.output:
+            print(f"profile written to {arguments.output}" if saved else "-o FILE keeps the profile")
     return OK
 
 
@@ -127,6 +131,14 @@ def estimated_profile(make: Any, arguments: argparse.Namespace, machine: Machine
     if batch is not None:
         origin["batch"] = str(batch)
     return replace(timed(profile, machine.fast, flops_per_s), origin={**profile.origin, **origin}), flops_per_s
+
+
+def _source_of(make: Any) -> str | None:
+    """The file that the function is written in."""
+    try:
+        return inspect.getsourcefile(inspect.unwrap(make))
+    except TypeError:  # of a built-in, or an object that can be called
+        return None
 
 
 def _torch_version() -> str:

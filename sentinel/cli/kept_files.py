@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import check_outputs
+from sentinel.cli.script_session import said
 from sentinel.core.errors import SentinelError
 from sentinel.runtime import RUNTIME, Observer
 from sentinel.system.launched import SHOWN, launched, of_rank, of_this_rank
@@ -63,11 +64,11 @@ class KeptFiles(Observer):
         self._all_ended = False  # all ranks, and one report is over all of them
 
     @classmethod
-    def asked_for(cls, arguments: argparse.Namespace) -> KeptFiles:
-        """As the command line says, with the rank in each name where the job has several processes.
+    def asked_for(cls, arguments: argparse.Namespace, script: str | None = None) -> KeptFiles:
+        """As the command line says, with the rank in each name where the job has several processes. `script`: its file.
 
-        Raises UsageError or FormatError for what could not be written in the end. Where the default report cannot be,
-        there is none.
+        Raises UsageError or FormatError for what could not be written in the end, or would be written over another
+        file of the run. Where the default report cannot be, there is none.
         """
         paths = (arguments.report, arguments.save_plan, arguments.save_profile, arguments.save_run)
         report, plan, profile, run = (of_this_rank(path) if path else "" for path in paths)
@@ -75,12 +76,14 @@ class KeptFiles(Observer):
             from sentinel.reports.forms import form_of
 
             form_of(report)
-        read = [getattr(arguments, name, None) for name in ("script", "plan", "machine")]
-        check_outputs(*(path for path in (report, plan, profile, run) if path and path != SHOWN), read=read)
+        plan_read, machine_read = said(arguments, "plan"), said(arguments, "machine")
+        read = (script, plan_read, plan_read and of_this_rank(plan_read), machine_read)
+        nouns = [path for path in (plan, profile, run) if path]
+        check_outputs(*_files_of_report(arguments.report), *nouns, read=read)
         if not report:
             report = of_this_rank(DEFAULT_REPORT)
             try:
-                check_outputs(report)
+                check_outputs(*_files_of_report(DEFAULT_REPORT), *nouns, read=read)
             except SentinelError as error:  # such as a folder that is only to be read
                 say(f"{error}; without --report there is no report", wrong=True)
                 report = ""
@@ -268,6 +271,17 @@ def _files_of_ranks(report: str, began_s: float | None = None, *, named: bool) -
             wrong=True,
         )
     return None if theirs else found
+
+
+def _files_of_report(path: str | None) -> list[str]:
+    """All that are written for the report that is asked for by that path."""
+    if not path or path == SHOWN:
+        return []
+    if launched().size < 2:
+        return [path]
+    from sentinel.reports.rank_files import RankFiles
+
+    return RankFiles(path, launched()).written
 
 
 def _folder_here() -> str:

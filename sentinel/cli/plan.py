@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
@@ -20,6 +21,7 @@ from sentinel.cli.common import (
     pins_in,
     print_json,
     print_table,
+    saving,
     telling,
 )
 from sentinel.core.budget import Budget
@@ -83,16 +85,17 @@ def execute(arguments: argparse.Namespace) -> int:
             plan = plan.told(bound_step_ns=planner.profile_window_bound_ns(profile, within))
         mean = simulate(plan, profile, machine).fast_mean_bytes
         all_fast = planner.plan(profile, machine, "all-fast", budget=Budget(footprint)).predicted_step_ns
-    if arguments.output:
-        files.save(files.with_origin(plan, profile=profile, machine=machine), arguments.output)
-    if arguments.json:
-        told = {"fast_mean_bytes": mean, "step_ns_all_fast": all_fast, "price_of_moves": about_moves(machine)}
-        print_json({**decisions(plan), **told})
-        return OK
-    print(f"simulated on {machine.name}: predictions, nothing was run\n")
-    print_table(rows_of(plan, all_fast, mean))
-    print("".join(f"\n{sentence}" for sentence in notes_on(plan, machine, profile, all_fast)))
-    print(f"plan written to {arguments.output}" if arguments.output else "nothing was written: -o FILE keeps the plan")
+    made = files.with_origin(plan, profile=profile, machine=machine)
+    with saving(arguments.output, partial(files.save, made)) as saved:
+        if arguments.json:
+            told = {"fast_mean_bytes": mean, "step_ns_all_fast": all_fast, "price_of_moves": about_moves(machine)}
+            print_json({**decisions(plan), **told})
+            return OK
+        print(f"simulated on {machine.name}: predictions, nothing was run\n")
+        print_table(rows_of(plan, all_fast, mean))
+        print("".join(f"\n{sentence}" for sentence in notes_on(plan, machine, profile, all_fast)))
+        if saved or not arguments.output:
+            print(f"plan written to {arguments.output}" if saved else "nothing was written: -o FILE keeps the plan")
     return OK
 
 

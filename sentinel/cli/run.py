@@ -144,7 +144,7 @@ def execute(arguments: argparse.Namespace) -> int:
     arguments.report = said(arguments, "report")
     require_a_watched_step(arguments)
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
-    kept = KeptFiles.asked_for(arguments)
+    kept = KeptFiles.asked_for(arguments, script.path)
     bind_cpus(arguments.cpus)
     progress.ONLY_WRONG = arguments.quiet
     tell_of_misplaced_options(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
@@ -16,6 +17,7 @@ from sentinel.cli.common import (
     machine_named,
     print_json,
     print_table,
+    saving,
     telling,
     whole_number,
 )
@@ -61,20 +63,20 @@ def execute(arguments: argparse.Namespace) -> int:
         run = simulate(plan, profile, machine, steps=arguments.steps)
         everything = Budget(planner.footprint_bytes(profile))
         all_fast = planner.plan(profile, machine, "all-fast", budget=everything).predicted_step_ns
-    if arguments.output:
-        files.save(files.with_origin(run, profile=profile, plan=plan, machine=machine), arguments.output)
     found = numbers(run)
-    if arguments.json:
-        print_json({**found, "step_ns_all_fast": all_fast, "price_of_moves": about_moves(machine)})
-        return OK
-    print(f"simulated on {machine.name}: predictions, nothing was run\n")
-    print_table(rows_of(found, all_fast))
-    if plan.migrations:
-        print(f"\n{about_moves(machine)}")
-    if told := about_compute(machine, all_fast, profile.step_ns_plain):
-        print(f"\n{told}")
-    if arguments.output:
-        print(f"run written to {arguments.output}")
+    run = files.with_origin(run, profile=profile, plan=plan, machine=machine)
+    with saving(arguments.output, partial(files.save, run)) as saved:
+        if arguments.json:
+            print_json({**found, "step_ns_all_fast": all_fast, "price_of_moves": about_moves(machine)})
+            return OK
+        print(f"simulated on {machine.name}: predictions, nothing was run\n")
+        print_table(rows_of(found, all_fast))
+        if plan.migrations:
+            print(f"\n{about_moves(machine)}")
+        if told := about_compute(machine, all_fast, profile.step_ns_plain):
+            print(f"\n{told}")
+        if saved:
+            print(f"run written to {arguments.output}")
     return OK
 
 

@@ -36,6 +36,12 @@ class RankFiles:
         self._began_s = time.time() if began_s is None else began_s
         self._form = os.path.splitext(path)[1].lower()
 
+    @property
+    def written(self) -> list[str]:
+        """What this rank writes: its report, its facts, and the report over all ranks."""
+        over_all = () if self._form == ".trace" else (self.path,)
+        return list(dict.fromkeys((self.own, self._facts(self.who.rank), *over_all)))
+
     def foreign(self) -> str:
         """The first file that would be written and is somebody else's, of those that the user has not named; or ""."""
         facts = self._facts(self.who.rank)

@@ -24,14 +24,16 @@ from sentinel.core.run import MIGRATION_DTYPE
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports import Report
 from sentinel.reports.html.shell import document
+from sentinel.runtime import RUNTIME
 from sentinel.system import progress
+from sentinel.system.configuration import Setting
 from sentinel.system.launched import of_this_rank
 from tests.builders import MIB
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed, full_report
 
 
 def asked(**given: str) -> argparse.Namespace:
-    names = ("report", "save_plan", "save_profile", "save_run")
+    names = ("report", "save_plan", "save_profile", "save_run", "plan", "machine")
     return argparse.Namespace(**{name: given.get(name) for name in names})
 
 
@@ -76,6 +78,49 @@ def test_what_could_not_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="there is no folder"):
         KeptFiles.asked_for(asked(save_plan=str(tmp_path / "none" / "plan")))
     assert KeptFiles.asked_for(asked(report="-")).report == "-"
+
+
+def test_no_output_takes_the_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("x.json")
+    for given in (
+        {"save_profile": "same.out", "save_plan": "same.out"},
+        {"report": "x.json", "save_plan": str(tmp_path / "x.json")},
+        {"save_run": "link", "save_plan": "x.json"},
+    ):
+        with pytest.raises(UsageError, match=r"two outputs would be written to .*; give each a file of its own"):
+            KeptFiles.asked_for(asked(**given))
+
+
+def test_what_a_rank_writes_for_its_report_is_no_other_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its facts are in a .json beside its page, and the report over all ranks has the name without a rank."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for plan in ("run.json", "./run.json"):
+        with pytest.raises(UsageError, match=r"two outputs would be written to .*run\.rank0\.json"):
+            KeptFiles.asked_for(asked(report="run.html", save_plan=plan))
+    with pytest.raises(UsageError, match=r"run\.json is read, and would be replaced"):
+        KeptFiles.asked_for(asked(report="run.json", machine="./run.json"))
+    assert KeptFiles.asked_for(asked(report="run.html", save_plan="plan.json")).report == "run.rank0.html"
+    capsys.readouterr()
+    assert KeptFiles.asked_for(asked(save_plan="sentinel-report.json")).report == ""
+    assert "without --report there is no report" in capsys.readouterr().err
+
+
+def test_what_a_run_reads_is_no_output_whoever_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RUNTIME, "configured", {"plan": Setting(str(tmp_path / "p.json"), "SENTINEL_PLAN")})
+    with pytest.raises(UsageError, match=r"p\.json is read, and would be replaced"):
+        KeptFiles.asked_for(asked(save_plan="p.json"))
+    with pytest.raises(UsageError, match=r"train\.py is read, and would be replaced"):
+        KeptFiles.asked_for(asked(save_plan="train.py"), str(tmp_path / "train.py"))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=r"p\.rank0\.json is read, and would be replaced"):
+        KeptFiles.asked_for(asked(save_plan="p.json"))
 
 
 def test_a_default_report_that_cannot_be_written_is_left_out(

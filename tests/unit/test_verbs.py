@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -280,6 +282,50 @@ def test_what_is_read_is_not_replaced_by_what_is_written(
         assert cli.main(command) == 2
         assert "is read, and would be replaced by what is written; give another file" in capsys.readouterr().err
     assert [path.read_text() for path in read] == [path.name for path in read]
+
+
+@pytest.mark.parametrize("named", ["jobs.py:make", "jobs:make"])
+def test_the_file_of_a_factory_is_not_replaced_by_its_estimate(
+    named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.delitem(sys.modules, "jobs", raising=False)
+    text = "def make(): raise ValueError"
+    Path("jobs.py").write_text(text)
+    assert cli.main(["estimate", named, "--machine", "cxl-m5", "-o", "jobs.py"]) == 2
+    assert "jobs.py is read, and would be replaced" in capsys.readouterr().err
+    assert Path("jobs.py").read_text() == text
+    sys.modules.pop("jobs", None)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_result_that_cannot_be_saved_is_printed(
+    form: list[str],
+    saved: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And then the error decides the exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    commands = {
+        "all fast": ["plan", saved["profile"], "-o", "o"],
+        "layers": ["simulate", saved["profile"], saved["plan"], "-o", "o"],
+        "static": ["compare", saved["profile"], "--policies", "static", "--html", "o"],
+    }
+    for word, command in commands.items():
+        assert cli.main([*command, "--machine", "cxl-m5", *form]) == 1
+        told = capsys.readouterr()
+        assert ("step_ns" if form else word) in told.out
+        assert "written to" not in told.out
+        assert "No space left on device" in told.err
+    assert not os.listdir()
 
 
 def test_a_profile_given_as_a_rank_says_how_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
