@@ -5,7 +5,7 @@ SentinelError
 ├── FormatError         a file is damaged, or no such file (path, field, rule)
 ├── UsageError          calls in the wrong order, or a wrong argument (what, remedy)
 ├── PlanError           no plan, or a broken one        (layer, block, rule)
-│   └── Infeasible      needs more fast memory than there is (needed_bytes, available_bytes, layer)
+│   └── Infeasible      needs more memory than there is (needed_bytes, available_bytes, layer)
 ├── TierError           a move or a copy failed         (tier, block, errno)
 │   └── TierFull
 └── NativeError         a native call failed            (call, errno)
@@ -57,10 +57,16 @@ class PlanError(SentinelError):
 
 
 class Infeasible(PlanError):
-    """The step needs more fast memory than there is."""
+    """The step needs more fast memory than there is, or, without a layer, more than all tiers have."""
 
-    def __init__(self, needed_bytes: int, available_bytes: int, layer: int, why: str = "") -> None:
+    def __init__(self, needed_bytes: int, available_bytes: int, layer: int | None, why: str = "") -> None:
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+        if layer is None:
+            super().__init__(
+                f"needs {needed_bytes} bytes, and the tiers hold {available_bytes} together; give more fast memory, or"
+                " a larger slow tier"
+            )
+            return
         reason = why or "the slow tier is not addressable and the blocks of one layer do not fit"
         super().__init__(
             f"needs {needed_bytes} bytes of fast memory, {available_bytes} are available: {reason};"

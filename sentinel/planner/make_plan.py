@@ -13,7 +13,7 @@ import numpy as np
 
 from sentinel.core import laws
 from sentinel.core.budget import Budget
-from sentinel.core.errors import PlanError, UsageError
+from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.core.extents import extents_as_tensors, merge_extents, plan_of_tensors
 from sentinel.core.machine import Machine
 from sentinel.core.pins import Pins, put_back, rest_of
@@ -22,7 +22,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.rules import require
 from sentinel.core.run import Run
 from sentinel.planner import load_policy
-from sentinel.planner.assemble import completed, finalize
+from sentinel.planner.assemble import completed, finalize, footprint_bytes
 from sentinel.simulator import simulate, simulate_lawful
 
 FORGIVING = "sentinel"
@@ -64,17 +64,30 @@ def plan(
     `search_s`, of policy `autotm`: seconds that its search may take; then the plan may depend on the host. Without, the
     search is as long on any host.
     Raises UsageError for an unknown policy, one that cannot forgive or search, and pins that do not fit, Infeasible
-    where not even slow memory helps, PlanError for a policy that uses tensors in a tier that cannot be used in place,
-    and for a bug.
+    where not even slow memory helps, or there is too little of both, PlanError for a policy that uses tensors in a tier
+    that cannot be used in place, and for a bug.
     """
     machine = machine if budget is None else budget.reach(machine)
-    if pins:
-        rest = rest_of(profile, machine, pins)
-        around = plan(
-            rest.profile, rest.machine, policy, whole_tensors=whole_tensors, forgiving=forgiving, search_s=search_s
-        )
-        return finalize(put_back(around, rest, profile, machine), profile, machine)
     make = _in_reach(_made(policy, forgiving, search_s))
+    try:
+        if not pins:
+            return _planned(make, profile, machine, whole_tensors=whole_tensors)
+        rest = rest_of(profile, machine, pins)
+        around = _planned(make, rest.profile, rest.machine, whole_tensors=whole_tensors)
+        return finalize(put_back(around, rest, profile, machine), profile, machine)
+    except Infeasible:
+        raise
+    except PlanError as error:  # only now: what is packed otherwise may fit where all of it in one tier would not
+        needed, there = footprint_bytes(profile), sum(tier.capacity_bytes for tier in machine.tiers)
+        if needed <= there:
+            raise
+        raise Infeasible(needed, there, None) from error
+
+
+def _planned(
+    make: Callable[[Profile, Machine], Plan], profile: Profile, machine: Machine, *, whole_tensors: bool
+) -> Plan:
+    """With page ranges planned apart where that is faster."""
     if not profile.is_cut:
         return finalize(make(profile, machine), profile, machine)
     merged = merge_extents(profile)

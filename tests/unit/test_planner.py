@@ -12,6 +12,7 @@ import pytest
 from benchmarks.ladder import RUNGS, ladder, shared_pages
 from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
+from sentinel.core.pins import Pins
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan, sweep
 from sentinel.planner.packing import live_peak_bytes, pack, pack_pages, pack_slots
@@ -59,6 +60,20 @@ def test_all_fast_says_what_it_would_need():
     with pytest.raises(Infeasible) as caught:
         plan(profile, make_machine(footprint_bytes(profile) - 4096), "all-fast")
     assert caught.value.needed_bytes == footprint_bytes(profile)
+
+
+@pytest.mark.parametrize("policy", ["sentinel", "sentinel-2021", "lru", "static", "all-slow"])
+def test_tiers_that_are_too_small_together_are_told(policy):
+    """Not as a fault of the plan, which nothing could mend."""
+    profile = network()
+    needed = footprint_bytes(profile)
+    machine = make_machine(needed // 4, slow_bytes=needed // 4)
+    told = f"needs {needed} bytes, and the tiers hold {2 * (needed // 4)} together; give more fast memory, or a larger"
+    with pytest.raises(Infeasible, match=told) as caught:
+        plan(profile, machine, policy)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (needed, 2 * (needed // 4))
+    with pytest.raises(Infeasible, match=told):
+        plan(profile, machine, policy, pins=Pins(smallest_bytes=4096))
 
 
 def test_all_slow_uses_no_fast_memory_and_pays_for_every_access():
