@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
 
+MOST_BYTES = 1 << 60
+"""Of an amount that a user gives: a million TiB. Sums of a few such still fit into 64 bits."""
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 
@@ -24,18 +27,28 @@ def page_ceil(nbytes: int) -> int:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes in `"8GiB"`, `"512 MiB"`, `"4096"` or an int. Raises UsageError for anything else, also for 0.2 bytes."""
+    """Bytes in `"8GiB"`, `"512 MiB"`, `"4096"` or an int. Raises UsageError for anything else, also for 0.2 bytes, and
+    above MOST_BYTES."""
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
-            raise UsageError(f"{text} is not an amount of memory", "give a positive number of bytes")
-        return text
+            raise UsageError("a negative number is not an amount of memory", "give a positive number of bytes")
+        return _bounded(text)
     match = _NUMBER.fullmatch(str(text))
     unit = match.group(2).lower() if match else None
     part_of_a_byte = unit in ("", "b") and match is not None and not match.group(1).isdigit()  # 0.2 was to be a share?
     if match is None or unit not in _UNITS or part_of_a_byte:
         hint = f" ({_DECIMAL[unit]}?)" if unit in _DECIMAL else ""
         raise UsageError(f"{text!r} is not an amount of memory{hint}", 'write bytes, "512MiB" or "8GiB"')
-    return int(float(match.group(1)) * _UNITS[unit])
+    return _bounded(float(match.group(1)) * _UNITS[unit])
+
+
+def _bounded(nbytes: float) -> int:
+    """Not said in numbers where it is refused: they may have thousands of digits."""
+    if not nbytes <= MOST_BYTES:
+        raise UsageError(
+            f"more than {format_bytes(MOST_BYTES)} is not an amount of memory that a machine has", "give less"
+        )
+    return int(nbytes)
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ class Amount:
         """In bytes; a share is rounded down to whole pages, for a budget is never exceeded."""
         if self.share is None:
             return self.nbytes
-        return int(self.share * footprint_bytes) // PAGE_BYTES * PAGE_BYTES
+        return int(min(self.share * footprint_bytes, MOST_BYTES)) // PAGE_BYTES * PAGE_BYTES
 
 
 def parse_amount(text: str | int) -> Amount:
@@ -64,7 +77,7 @@ def parse_amount(text: str | int) -> Amount:
     """
     if isinstance(text, str) and text.strip().endswith("%"):
         match = _NUMBER.fullmatch(text)
-        if match is None or match.group(2) != "%":
+        if match is None or match.group(2) != "%" or float(match.group(1)) == math.inf:
             raise UsageError(f"{text!r} is not a share of memory", 'write it as "20%"')
         return Amount(text, share=float(match.group(1)) / 100)
     try:

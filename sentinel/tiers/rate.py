@@ -11,16 +11,17 @@ from dataclasses import replace
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
+from sentinel.core.units import MOST_BYTES
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)/s\s*")
 
 
 def parse_rate(text: str) -> int:
-    """Bytes per second in `"500MB/s"`, `"1.5GiB/s"`. Raises UsageError for anything else, and for 0."""
+    """Bytes per second in `"500MB/s"`, `"1.5GiB/s"`. Raises UsageError for anything else, for 0, and above 2^60."""
     match = _RATE.fullmatch(text)
     amount = float(match.group(1)) * _UNITS.get(match.group(2), 0) if match else 0.0
-    if amount < 1:
+    if not 1 <= amount <= MOST_BYTES:
         raise UsageError(f"rate limit {text!r} is not a rate", f'write it as "500MB/s"; units: {", ".join(_UNITS)}')
     return int(amount)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes, format_ns, page_ceil, parse_budget, parse_bytes
+from sentinel.core.units import format_bytes, format_ns, page_ceil, parse_budget, parse_bytes, parse_fast
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,24 @@ def test_sizes_are_read(text: str | int, nbytes: int) -> None:
 def test_what_is_no_size_is_refused(text: Any) -> None:
     with pytest.raises(UsageError, match="not an amount of memory"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [10**19, 10**5000, "9" * 400, "9" * 400 + "GiB", "8388608TiB"],
+    ids=["int", "long_int", "long", "no_float", "tib"],
+)
+def test_more_than_any_machine_has_is_refused(text: str | int) -> None:
+    for parsed in (parse_bytes, parse_fast):
+        with pytest.raises(UsageError, match=r"more than 1048576.00 TiB is not an amount of memory"):
+            parsed(text)
+    assert parse_bytes("1048576TiB") == 1 << 60
+
+
+def test_a_share_is_a_number_and_never_more_than_any_machine_has() -> None:
+    with pytest.raises(UsageError, match="not a share of memory"):
+        parse_budget("9" * 400 + "%", 4096)
+    assert parse_budget("9" * 300 + "%", 1 << 30) == 1 << 60
 
 
 @pytest.mark.parametrize("text", ["8GB", "8 gb", "8G", "8Gi"])
