@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from sentinel.core.errors import UsageError
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports import forms
 from sentinel.reports.html.tables import Column, of_share, pairs, plain, table
@@ -41,10 +42,18 @@ _STEP = "step_ns_applied"
 
 class AllRanks:
     """See Document. `rows`: of the ranks that left something; the others are named. Sums are over those alone. `size`:
-    how many ranks there are at least."""
+    how many ranks there are at least. Raises UsageError for two rows of one rank."""
 
     def __init__(self, rows: Sequence[RankRow], size: int = 0) -> None:
-        by_rank = {row.rank: row for row in rows}
+        by_rank: dict[int, RankRow] = {}
+        for row in rows:
+            other = by_rank.setdefault(row.rank, row)
+            if other is not row:
+                jobs = {each.told.get("job") for each in (other, row)}
+                raise UsageError(
+                    f"two reports are of rank {row.rank}{', and of different jobs' if len(jobs) > 1 else ''}",
+                    "give the report of each rank of one job once",
+                )
         self.size = max([size, *(row.told["size"] for row in rows), *(row.rank + 1 for row in rows)])
         self.facts: Rows = tuple(by_rank.get(rank) or absent(rank) for rank in range(self.size))
 

@@ -199,6 +199,13 @@ def test_the_command_line_draws_it_from_files(
     assert "left no report" in capsys.readouterr().out
     assert main(["report", "r.rank1.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == 2
+    os.rename("r.rank1.json", "copy.json")
+    assert main(["report", "r.rank0.json", "copy.json", "r.rank0.json"]) == 2
+    assert "two reports are of rank 0; give the report of each rank of one job once" in capsys.readouterr().err
+    RankFiles(str(tmp_path / "other.html"), who(0, 2, job="b")).write(full_report(), ENDED)
+    assert main(["report", "r.rank0.json", "other.rank0.json"]) == 2
+    assert "two reports are of rank 0, and of different jobs" in capsys.readouterr().err
+    os.rename("copy.json", "r.rank1.json")
     assert main(["report"]) == 2
     assert main(["report", "r.rank1.json", "--plan", "plan.json"]) == 2
     assert "give either" in capsys.readouterr().err
