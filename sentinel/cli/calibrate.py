@@ -69,10 +69,14 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Measure, print, and write or keep the machine."""
     from sentinel import calibrate
+    from sentinel.system.calibration import check_keeping
+    from sentinel.system.processor import is_emulated
     from sentinel.system.topology import topology
     from sentinel.tiers.choice import declared_words
 
     check_outputs(arguments.output)  # before anything is measured, as the rest
+    if not arguments.output and not is_emulated():
+        check_keeping()
     if arguments.slow is not None:
         declared_words(arguments.slow)
     if arguments.cpus is not None:
@@ -235,9 +239,9 @@ def _shown(figure: Figure, form: Any = _rate) -> str:
 
 def _numbers(text: str) -> list[int]:
     """An argparse type: node numbers such as `0,1` or `0-3`."""
-    from sentinel.system.sysfs import numbers
+    from sentinel.system.affinity import numbers_told
 
-    found = numbers(text)
+    found = numbers_told(text)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} names no nodes; write 0,1")
     return found

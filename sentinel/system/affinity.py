@@ -14,6 +14,8 @@ from sentinel.system.topology import Topology
 _REMEDY = 'give CPUs such as "0-3,8", or nodes such as "node:0" or "node:0,1"'
 _MOST_CPUS = 8192
 """Linux numbers no more of them (CONFIG_MAXSMP)."""
+_MOST_DIGITS = 9
+"""Of a number that is read at all: Python refuses to read some thousands."""
 
 
 def cpus_named(words: str, host: Topology) -> frozenset[int]:
@@ -23,7 +25,7 @@ def cpus_named(words: str, host: Topology) -> frozenset[int]:
     """
     said = f"--cpus {words}"
     of_nodes = words.startswith("node:")
-    listed = _listed(words.removeprefix("node:"))
+    listed = numbers_told(words.removeprefix("node:"))
     if not listed:
         raise UsageError(f"{said} names no CPUs", _REMEDY)
     if not of_nodes:
@@ -85,10 +87,12 @@ def spanning(host: Topology) -> str:
     )
 
 
-def _listed(words: str) -> list[int]:
-    """As `numbers`, but nothing at all where a part has another form, or a number that no CPU has."""
+def numbers_told(words: str) -> list[int]:
+    """As `numbers`, of words of a user: nothing at all where a part has another form, or a number that no CPU has, and
+    so no node."""
     parts = [part.strip() for part in words.split(",")]
-    if any(int(digits) >= _MOST_CPUS for digits in re.findall(r"[0-9]+", words)):
+    digits = re.findall(r"[0-9]+", words)
+    if not words.isascii() or any(len(each) > _MOST_DIGITS or int(each) >= _MOST_CPUS for each in digits):
         return []
     found = [numbers(part) for part in parts]
     return sorted({number for part in found for number in part}) if all(found) else []

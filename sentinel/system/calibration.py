@@ -13,9 +13,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sentinel.core.errors import FormatError
+from sentinel.core.errors import CapabilityError, FormatError
 from sentinel.core.machine import Machine
 from sentinel.files import load_machine, save
+from sentinel.files.disk import check_writable
 from sentinel.system import processor
 from sentinel.system.compiler import cache_folder
 from sentinel.system.nodes import Node
@@ -77,6 +78,18 @@ def keep_copies(machine: Machine, nodes: Sequence[Node]) -> Path:
     return _write(machine, kept_copies_path(nodes, _fast(machine)))
 
 
+def check_keeping() -> None:
+    """Raises CapabilityError where nothing can be kept, as far as it is known beforehand."""
+    folder = cache_folder()
+    try:
+        _make(folder)
+        check_writable(folder / "machine.json")
+    except (OSError, FormatError) as error:
+        raise CapabilityError(
+            f"the calibration cannot be kept in {folder}", str(error), "give -o FILE, or set XDG_CACHE_HOME"
+        ) from error
+
+
 def _fast(machine: Machine) -> int:
     if machine.fast.node is None:
         raise ValueError("a calibration's fast tier is a node")
@@ -84,9 +97,13 @@ def _fast(machine: Machine) -> int:
 
 
 def _write(machine: Machine, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make(path.parent)
     save(machine, path)
     return path
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def latencies(machine: Machine) -> dict[int, float]:

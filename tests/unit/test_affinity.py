@@ -31,7 +31,9 @@ def test_words_name_cpus(words: str, cpus: set[int]) -> None:
     assert cpus_named(words, HOST) == cpus
 
 
-@pytest.mark.parametrize("words", ["", "node:", "node:x", "x", "0-", "-1", "1,,2", "0-999999999", "3-1", "numa:0"])
+@pytest.mark.parametrize(
+    "words", ["", "node:", "node:x", "x", "0-", "-1", "1,,2", "0-999999999", "3-1", "numa:0", "²", "9" * 5000]
+)
 def test_words_that_name_none_are_refused(words: str) -> None:
     with pytest.raises(UsageError, match=r"names no CPUs; give CPUs such as"):
         cpus_named(words, HOST)

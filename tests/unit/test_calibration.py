@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import warnings
@@ -22,6 +23,7 @@ from sentinel.calibrate import (
 )
 from sentinel.calibrate.machines import is_full_duplex, loaded_latency_a
 from sentinel.calibrate.results import best, figure_of
+from sentinel.cli import main
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.files import load_machine, save
 from sentinel.planner import plan
@@ -395,3 +397,26 @@ def test_a_plan_is_made_for_the_migration_that_was_measured() -> None:
     assert planned[8 * GB].migrated_bytes_per_step >= 2 * 8 * MIB
     carried = 2 * 8 * 10**6 * (planned[8 * 10**6].predicted_step_ns or 0) / 1e9  # both ways, all the step long
     assert planned[8 * 10**6].migrated_bytes_per_step <= carried < 8 * MIB
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "readonly"])
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_measured(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
+    monkeypatch.setattr(processor, "is_emulated", lambda: False)
+    if folder == "readonly":  # to whom root is, too
+        monkeypatch.setattr(os, "access", lambda *_, **__: False)
+
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("it measures")
+
+    monkeypatch.setattr("sentinel.calibrate.calibrate", measured)
+    assert main(["calibrate", "--size", "8MiB"]) == 1
+    told = capsys.readouterr().err
+    assert "the calibration cannot be kept" in told
+    assert "give -o FILE, or set XDG_CACHE_HOME" in told
+    monkeypatch.setattr(processor, "is_emulated", lambda: True)  # nothing is kept then
+    with pytest.raises(AssertionError, match="it measures"):
+        main(["calibrate", "--size", "8MiB"])

@@ -127,7 +127,8 @@ def test_report_draws_what_was_saved(saved: dict[str, str], tmp_path: Path, caps
 def test_calibrate_understands_nodes_threads_and_amounts() -> None:
     found = asked(calibrate, "calibrate", "--nodes", "0-1,3", "--threads", "1,N", "--size", "8MiB")
     assert (found.nodes, found.threads, found.size) == ([0, 1, 3], [1, 0], 8 << 20)
-    for wrong in (("--nodes", "x"), ("--threads", "0"), ("--size", "8 apples")):
+    more = [("--nodes", nodes) for nodes in ("0,l", "0,", "0-99999999999", "9" * 5000, "1²")]
+    for wrong in (("--nodes", "x"), ("--threads", "0"), ("--size", "8 apples"), *more):
         with pytest.raises(SystemExit, match="2"):
             asked(calibrate, "calibrate", *wrong)
 
