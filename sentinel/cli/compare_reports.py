@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from sentinel.cli.common import OK, print_json, telling
+from sentinel.cli.common import OK, print_json, saving, telling
 from sentinel.core.errors import UsageError
 
 
@@ -29,12 +30,9 @@ def execute(arguments: argparse.Namespace) -> int:
     with telling("comparing the reports"):
         before, after = (load_report(path) for path in arguments.profiles)
         document = DifferenceReport(Difference(before, after))
-        if arguments.html:
-            from pathlib import Path
-
-            write_html(document, Path(arguments.html))
-    if arguments.json:
-        print_json(as_json(document))
-    else:
-        print(text_of(document), end="")
+    with saving(arguments.html, lambda path: write_html(document, Path(path))):
+        if arguments.json:
+            print_json(as_json(document))
+        else:
+            print(text_of(document), end="")
     return OK

@@ -128,6 +128,25 @@ def pins_of(details: Mapping[str, Any]) -> Pins:
     )
 
 
+def kept_in(details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of each tensor that a plan keeps by the user's word `name`, `nbytes`, `tier` and `slow_use_ns`, from its
+    `details`; rows that make no sense are left out."""
+    told = details.get("pins")
+    rows = told.get("tensors") if isinstance(told, Mapping) else None
+    return [row for row in rows if _is_kept(row)] if isinstance(rows, list) else []
+
+
+def _is_kept(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and all(isinstance(row.get(name), str) for name in ("name", "tier"))
+        and all(
+            isinstance(amount := row.get(name), int | float) and 0 <= amount < 1 << 63
+            for name in ("nbytes", "slow_use_ns")
+        )
+    )
+
+
 def patterns_in(text: object, what: str) -> tuple[str, ...]:
     """The patterns of an argument: one, several with commas between them, or a list. Raises UsageError for others."""
     if text is None:

@@ -96,9 +96,14 @@ def _number(headline: dict[str, Any], name: str) -> float | None:
 
 def _of_tensors(report: SavedReport) -> pd.DataFrame:
     """tensor, role, tier, nbytes, lost_ns (slow accesses and waits a step), moved_bytes (a step). Unknown is <NA>."""
-    tensors = report.table("tensors", ("tensor", "role", "tier"), ("nbytes",)).drop_duplicates("tensor")
-    slow = report.table("slow_tensors", ("tensor",), ("slow_ns",)).drop_duplicates("tensor")
-    moved = report.table("moved_tensors", ("tensor",), ("moved_bytes", "waited_ns")).drop_duplicates("tensor")
+    tensors, slow, moved = (
+        report.table(name, ("tensor", *texts), numbers).dropna(subset=["tensor"]).drop_duplicates("tensor")
+        for name, texts, numbers in (
+            ("tensors", ("role", "tier"), ("nbytes",)),
+            ("slow_tensors", (), ("slow_ns",)),
+            ("moved_tensors", (), ("moved_bytes", "waited_ns")),
+        )
+    )
     found = tensors.merge(slow, on="tensor", how="left").merge(moved, on="tensor", how="left")
     if "slow_tensors" in report.columns and not slow["slow_ns"].isna().any():
         found["slow_ns"] = found["slow_ns"].fillna(0)

@@ -35,11 +35,19 @@ class SavedReport:
 
         def column(wanted: str, kinds: tuple[type, ...]) -> list[Any]:
             values = columns.get(wanted) or [None] * rows
-            return [value if isinstance(value, kinds) and not isinstance(value, bool) else None for value in values]
+            return [
+                value if isinstance(value, kinds) and not isinstance(value, bool) and _is_sound(value) else None
+                for value in values
+            ]
 
         found: dict[str, Any] = {wanted: pd.array(column(wanted, (str,)), "string") for wanted in texts}
         found |= {wanted: pd.array(column(wanted, (int, float)), "Float64") for wanted in numbers}
         return pd.DataFrame(found)
+
+
+def _is_sound(value: Any) -> bool:
+    """Whether it is no number, or one that tables of 64 bits hold."""
+    return not isinstance(value, int | float) or abs(value) < 1 << 63
 
 
 def load_report(path: str | os.PathLike[str]) -> SavedReport:
@@ -63,4 +71,5 @@ def load_report(path: str | os.PathLike[str]) -> SavedReport:
         lists = isinstance(columns, dict) and all(isinstance(values, list) for values in columns.values())
         if not lists or len({len(values) for values in columns.values()}) > 1:
             raise FormatError(path, f"frames.{name}"[:80], "is not a table; draw the report again")
+    headline = {key: value if _is_sound(value) else None for key, value in headline.items()}
     return SavedReport(Path(path).name, headline, frames)

@@ -174,6 +174,38 @@ def test_values_of_other_kinds_are_unknown(tmp_path: Path) -> None:
     assert text_of(DifferenceReport(difference(a, tmp_path / "b.json")))
 
 
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("frames", "tensors", "tensor"), None),
+        (("frames", "tensors", "tensor"), ["h.0.w"]),
+        (("frames", "slow_tensors", "tensor"), None),
+        (("frames", "tensors", "nbytes"), 10**400),
+        (("headline", "step_ns_predicted"), 10**400),
+        (("headline", "fast_capacity_bytes"), 10**400),
+        (("headline", "fast_served_fraction"), 10**400),
+    ],
+    ids=lambda told: ".".join(told) if isinstance(told, tuple) else type(told).__name__,
+)
+def test_values_that_no_table_holds_are_unknown(
+    where: tuple[str, ...], value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = written(tmp_path / "a.json", [1, 1, 0])
+    told = json.loads(a.read_text())
+    place: Any = told
+    for key in where[:-1]:
+        place = place[key]
+    if where[0] == "frames":
+        place[where[-1]][0] = value
+    else:
+        place[where[-1]] = value
+    (tmp_path / "b.json").write_text(json.dumps(told))
+    for pair in (("a.json", "b.json"), ("b.json", "a.json"), ("b.json", "b.json")):
+        for form in ([], ["--json"], ["--html", str(tmp_path / "c.html")]):
+            assert main(["compare", *(str(tmp_path / name) for name in pair), *form]) == 0
+            assert capsys.readouterr().out
+
+
 def test_the_plan_of_another_policy_is_compared(tmp_path: Path) -> None:
     made, paths = profile(), []
     small = MACHINE.with_fast_capacity(12 * MIB)

@@ -329,6 +329,39 @@ def test_a_result_that_cannot_be_saved_is_printed(
     assert not os.listdir()
 
 
+def test_pins_of_a_foreign_plan_are_told_as_far_as_they_make_sense(
+    saved: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"name": "w", "nbytes": 4096, "tier": "fast", "slow_use_ns": 7}
+    path = str(tmp_path / "plan.json")
+    rows: list[object] = [{}, 1, row | {"nbytes": None}, row | {"slow_use_ns": -5}, row | {"tier": []}, row]
+    for pins in ([1], 7, {"tensors": 5}, {"tensors": {}}, {"tensors": rows}):
+        files.save(replace(PLAN, details={**PLAN.details, "pins": pins}), path)
+        assert cli.main(["report", "--profile", saved["profile"], "--plan", path]) == 0
+        told = capsys.readouterr().out
+    assert "Kept where you said" in told
+
+
+def test_json_for_nobody_is_no_error(saved: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `sentinel plan --json >&-`, where Python has no stdout."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["plan", saved["profile"], "--machine", "cxl-m5", "--json"]) == OK
+
+
+def test_names_that_drive_the_terminal_are_refused(
+    saved: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "m.json")
+    fast, slow = MACHINE.tiers
+    for machine in (replace(MACHINE, name="a\x1b[2J"), replace(MACHINE, tiers=(fast, replace(slow, name="b\x1b[2J")))):
+        files.save(machine, path)
+        for command in (["plan", saved["profile"]], ["compare", saved["profile"], "--policies", "static"]):
+            assert cli.main([*command, "--machine", path]) == 1
+            told = capsys.readouterr()
+            assert "has characters that are not printable; rename it" in told.err
+            assert "\x1b" not in told.out + told.err
+
+
 def test_a_profile_given_as_a_rank_says_how_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.safetensors").write_bytes(bytes(range(256)))
     assert cli.main(["report", str(tmp_path / "p.safetensors")]) == 1

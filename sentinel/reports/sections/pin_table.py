@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from sentinel.core.pins import kept_in
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.tables import text_as_pairs
 from sentinel.reports.section import Document, Section, TextTable
+from sentinel.reports.text import printable
 
 TITLE = "Kept where you said"
 _MOST = 100
@@ -14,12 +16,16 @@ _MOST = 100
 
 def _text(report: Document[Facts]) -> TextTable:
     plan = report.facts.plan
-    told = (plan.details.get("pins") or {}).get("tensors") if plan is not None else None
+    told = [] if plan is None else kept_in(plan.details)
     if plan is None or not told:
         return TextTable(TITLE, ())
     rows = sorted(told, key=lambda row: (-row["slow_use_ns"], row["name"]))
     lines = [
-        (row["name"], format_bytes(row["nbytes"]), f"{_verb(row, plan.tier_names[0])} {format_ns(row['slow_use_ns'])}")
+        (
+            printable(row["name"]),
+            format_bytes(row["nbytes"]),
+            f"{_verb(row, plan.tier_names[0])} {format_ns(row['slow_use_ns'])}",
+        )
         for row in rows[:_MOST]
     ]
     rest = rows[_MOST:]
@@ -29,7 +35,7 @@ def _text(report: Document[Facts]) -> TextTable:
 
 
 def _verb(row: dict[str, str], fast: str) -> str:
-    return "kept fast, saves" if row["tier"] == fast else f"kept in {row['tier']}, costs"
+    return "kept fast, saves" if row["tier"] == fast else f"kept in {printable(row['tier'])}, costs"
 
 
 PINS = Section[Facts](TITLE, text=_text, html=text_as_pairs(_text, TITLE))
