@@ -31,13 +31,14 @@ RANGE_DTYPE = np.dtype(
 )
 
 
-def cut_extents(profile: Profile, ranges: NDArray[Any]) -> Profile:
+def cut_extents(profile: Profile, ranges: NDArray[Any], most_accesses: int | None = None) -> Profile:
     """`profile`, whose tensors are whole, with its managed tensors cut where their ranges begin and end.
 
     `ranges`: dtype RANGE_DTYPE, one row a range and layer that touches it, sorted by (tensor, layer, first_page). The
     ranges of one tensor are the same in all layers and do not overlap; pages in none of them are touched in no layer.
     Bytes and accesses are conserved: those of a tensor in a layer go to its extents by the pages touched there, or by
-    bytes in a layer that has no rows of the tensor. Raises UsageError for ranges that cannot be.
+    bytes in a layer that has no rows of the tensor. Raises UsageError for ranges that cannot be, and for those that
+    make more than `most_accesses` of one extent in one layer.
     """
     problem = _range_problems(ranges, profile.tensors, profile.n_layers)
     if problem:
@@ -48,6 +49,9 @@ def cut_extents(profile: Profile, ranges: NDArray[Any]) -> Profile:
         return profile
     extents = _cuts(profile.tensors["nbytes"], ranges)
     first = np.searchsorted(extents["tensor"], np.arange(len(profile.names) + 1))
+    made = int(np.diff(first)[profile.accesses["extent"]].sum())
+    if most_accesses is not None and made > most_accesses:
+        raise UsageError(f"page ranges and layers make {made} accesses of at most {most_accesses}", "record it again")
     return replace(profile, extents=extents, accesses=_accesses(profile, ranges, first, extents))
 
 

@@ -17,6 +17,10 @@ from sentinel.files.codec import Misfit, decode
 from sentinel.files.digests import Noun, canonical, checksum
 from sentinel.files.formats import BY_NAME, TEXTS, Format
 
+MOST_ACCESSES = 10_000_000
+"""Of page ranges in layers, that a profile of version 2 is read as: some 2 GiB. The file itself may be 1,000 times
+smaller."""
+
 _MOVED = re.compile(r"pages moved by (.+) to node (-?[0-9]{1,9})")
 _REASONS = {
     "this process": SYSCALL,
@@ -62,7 +66,7 @@ def _cut(form: Format, header: Any, tables: dict[str, Any]) -> Profile:
     now["accesses"] = tables["accesses"].view(ACCESS_DTYPE)
     whole: Profile = decode(Profile, header, now)
     try:
-        profile = cut_extents(whole, tables["ranges"])
+        profile = cut_extents(whole, tables["ranges"], MOST_ACCESSES)
     except UsageError as error:
         raise Misfit(str(error), "ranges") from error
     said = {name: value for name, value in header.items() if name != "origin"}

@@ -34,12 +34,16 @@ def settings_now(root: Path = ROOT) -> dict[str, str]:
 
 
 def put_back(before: Mapping[str, str], root: Path = ROOT) -> list[str]:
-    """Write what differs from `before`; a sentence for each, also for what could not be written."""
+    """Write what differs from `before`; a sentence for each, also for what could not be written. Settings that a
+    comparison does not change are not written, whatever `before` says: it may be a file of anybody's."""
     for folder in sorted((root / _CGROUPS).glob("sentinel-compare-*")):
         with contextlib.suppress(OSError):  # of another one that still runs, or not ours
             folder.rmdir()
     now, said = settings_now(root), []
     for name, found in before.items():
+        if name not in now or not isinstance(found, str):
+            said.append(f"{name!a} could not be written: it is no setting that a comparison changes here, or no text")
+            continue
         value = as_before_a_comparison(Path("/", name), found)
         if now.get(name) == value:
             continue

@@ -14,7 +14,7 @@ from sentinel.core.counters import Counters
 from sentinel.core.errors import FormatError
 from sentinel.core.extents import RANGE_DTYPE, cut_extents
 from sentinel.core.run import MovedBy, Witnessed
-from sentinel.files import digest, load, load_profile, load_run, save
+from sentinel.files import digest, earlier_versions, load, load_profile, load_run, save
 from sentinel.files.digests import canonical, checksum
 from sentinel.files.formats import BY_NAME
 from sentinel.reports.facts import Facts
@@ -96,4 +96,22 @@ def test_page_ranges_of_version_2_that_cannot_be_are_refused(tmp_path: Path) -> 
     rows = {name: np.ascontiguousarray(column) for name, column in columns.items()}
     error = refused(tmp_path / "earlier", safetensors.numpy.save(rows, {"sentinel": canonical(told)}))
     assert "outside its tensor" in error.rule
+    assert error.field == "header.ranges"
+
+
+def test_page_ranges_of_version_2_that_make_too_many_accesses_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer that uses a tensor has a row of each of its ranges: a file of some hundred kB took all memory."""
+    whole = make_profile([param("table", 8 * 4096, range(5))], 5)
+    ranges = np.array([(0, 0, 2 * page, 2 * page + 1, 1, 1) for page in range(4)], RANGE_DTYPE)
+    form, header, columns = profile_of_version_2(whole, ranges)
+    told = {"format": form.name, "version": 2, "header": header, "checksum": checksum(form, canonical(header), columns)}
+    rows = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    data = safetensors.numpy.save(rows, {"sentinel": canonical(told)})
+    (tmp_path / "sound").write_bytes(data)
+    assert len(load_profile(tmp_path / "sound").extents) == 8
+    monkeypatch.setattr(earlier_versions, "MOST_ACCESSES", 39)  # 5 layers with 8 extents
+    error = refused(tmp_path / "earlier", data)
+    assert "40 accesses" in error.rule
     assert error.field == "header.ranges"

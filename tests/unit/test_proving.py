@@ -151,6 +151,19 @@ def test_what_cannot_be_put_back_is_said(kernel: Path) -> None:
     assert "could not be written" in said
 
 
+def test_only_settings_that_a_comparison_changes_are_put_back(kernel: Path) -> None:
+    """The folder of a proof may be of anybody, and whoever resumes it may be root."""
+    other = kernel / "proc/sys/kernel/core_pattern"
+    other.write_text("core")
+    named = ("proc/sys/kernel/core_pattern", "proc/sys/../../proc/sys/kernel/core_pattern", str(other))
+    said = left_as_it_was.put_back(dict.fromkeys(named, "|/tmp/x"), kernel)
+    assert other.read_text() == "core"
+    assert len(said) == 3
+    assert all("no setting that a comparison changes" in sentence for sentence in said)
+    known = dict.fromkeys(left_as_it_was.settings_now(kernel), None)
+    assert all("could not be written" in said for said in left_as_it_was.put_back(known, kernel))
+
+
 def test_a_process_answers_fails_or_refuses_in_words(tmp_path: Path) -> None:
     processes = CellProcesses([])
     log = tmp_path / "log"
