@@ -82,7 +82,7 @@ def described_machines(draw: st.DrawFn) -> Machine:
         )
         for pair, rate in most.items()
     )
-    return Machine(draw(TEXTS), tiers, links, draw(st.none() | st.floats(1, 1e18)), draw(st.booleans()), draw(TEXTS))
+    return Machine(draw(TEXTS), tiers, links, draw(st.none() | st.floats(1e6, 1e18)), draw(st.booleans()), draw(TEXTS))
 
 
 JSON = st.recursive(
