@@ -57,14 +57,7 @@ kernels, which need other memory than those of the emulated processor, so it did
 there, and the step was planned in the emulated machine by layer times of that machine. As nearly
 every move is hidden in such slow layers, ours moved 301 MiB a step and brought 377 MiB over the
 link, the kernel's tiering 140. Since then plans are made from a step with the kernels of the
-emulated processor, with this host's layer times.
-
-**How operators are watched was changed after results**: until 2026-11-28 by one of PyTorch's dispatch modes, under
-which autograd adds gradients up in memory of their own. So a measured step allocated more than others, in another
-order, and tensors of ours found no place in the plan and came from malloc: of the bytes that such a step of GPT-2
-allocates 66%, of LSTM 36%, of DLRM 62%, of ResNet none. Since then they are watched natively, which
-changes nothing about them ([0215](decisions/0215-operators-are-watched-without-changing-them.md)), for
-all placements alike."""
+emulated processor, with this host's layer times."""
 _PARTS = """
 Served from slow memory in the measured steps, ours by the larger count, **+** moved between the nodes in either
 direction in the mean of the second half of the run's steps, by the witness, MiB a step:

@@ -25,7 +25,6 @@ from sentinel.cli.common import (
     telling,
 )
 from sentinel.core.budget import Budget
-from sentinel.core.pins import kept_in
 from sentinel.core.rules import holding
 from sentinel.core.units import counted, format_bytes, format_ns, parse_budget
 
@@ -141,6 +140,8 @@ def rows_of(plan: Plan, all_fast_ns: int | None, mean_bytes: int | None = None) 
 
 def about_pins(plan: Plan) -> list[str]:
     """What is kept where by the user's word, and what that saves or costs."""
+    from sentinel.core.pins import kept_in
+
     told, found = kept_in(plan.details), []
     for fast, verb in ((True, "saves"), (False, "costs")):
         rows = [row for row in told if (row["tier"] == plan.tier_names[0]) is fast]

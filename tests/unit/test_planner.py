@@ -68,7 +68,7 @@ def test_tiers_that_are_too_small_together_are_told(policy):
     profile = network()
     needed = footprint_bytes(profile)
     machine = make_machine(needed // 4, slow_bytes=needed // 4)
-    told = f"needs {needed} bytes, and the tiers hold {2 * (needed // 4)} together; give more fast memory, or a larger"
+    told = f"needs {needed} bytes, and the capacity of all tiers is {2 * (needed // 4)}; give more fast memory"
     with pytest.raises(Infeasible, match=told) as caught:
         plan(profile, machine, policy)
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (needed, 2 * (needed // 4))
