@@ -63,8 +63,8 @@ class Infeasible(PlanError):
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
         if layer is None:
             super().__init__(
-                f"needs {needed_bytes} bytes, and the capacity of all tiers is {available_bytes}; give more fast memory,"
-                " or a larger slow tier"
+                f"needs {needed_bytes} bytes, and the capacity of all tiers is {available_bytes}; give more fast"
+                " memory, or a larger slow tier"
             )
             return
         reason = why or "the slow tier is not addressable and the blocks of one layer do not fit"
