@@ -34,7 +34,7 @@ exit codes:
   0    done
   1    failed; one line on stderr says why
   2    the command was not understood
-  3    infeasible: the step needs more fast memory than there is
+  3    infeasible: the step needs more fast memory, or more memory in all, than there is
   130  interrupted
   `run` exits with the script's own exit code, even if placement or report failed; by SIGINT where Ctrl-C ended it.
 """
