@@ -101,7 +101,7 @@ class Touches:
         """Of one operator, as it ends. Nothing that is raised here would reach anybody."""
         try:
             held = (ctypes.c_char * (count * _TOUCHED.itemsize)).from_address(address)
-            for row in np.frombuffer(held, _TOUCHED).tolist():
+            for row in np.frombuffer(memoryview(held), _TOUCHED).tolist():
                 self._count(*row)
             if self._on_operator is not None:
                 self._on_operator()

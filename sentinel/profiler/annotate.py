@@ -109,7 +109,7 @@ def stop_watching(optimizer: Optimizer, owner: object) -> None:
 def notes() -> list[str]:
     """What the annotations in force cannot do, and what that costs, as sentences."""
     found = []
-    if RUNTIME.models.alive() and _compiled_something():
+    if RUNTIME.models.alive() and compiled_something():
         found.append(
             "torch.compile was used: what it compiles is one layer, of whose operators and tensors only some are seen;"
             " train in eager mode to have them all placed, or compile block by block (docs/loops.md)"
@@ -126,7 +126,7 @@ def notes() -> list[str]:
     return found
 
 
-def _compiled_something() -> bool:
+def compiled_something() -> bool:
     """Whether torch.compile has made a graph in this process."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters.get("frames", {}).get("ok"))

@@ -142,9 +142,9 @@ class SlicedStep:
                 optimizer.register_step_pre_hook(in_slices)  # for this step only: so it comes after every other hook
                 result = call(*args, **kwargs)
             finally:
-                hooks.remove_all_of(self, optimizer._optimizer_step_pre_hooks)  # type: ignore[attr-defined]
+                hooks.remove_all_of(self, optimizer._optimizer_step_pre_hooks)
         finally:  # again, lest an interrupt within the first leave it
-            hooks.remove_all_of(self, optimizer._optimizer_step_pre_hooks)  # type: ignore[attr-defined]
+            hooks.remove_all_of(self, optimizer._optimizer_step_pre_hooks)
         sink.step_boundary()
         return result
 

@@ -26,6 +26,9 @@ MOST_CHANGES = 10
 """A job that changes its cycle of layers is profiled again at most 10 times."""
 
 NO_STEP = "no optimizer stepped in the profiled step: it may have been cut short"
+NO_STEP_SEEN = (
+    "no optimizer was seen to step in the profiled step: it was cut short, or steps where torch.compile had it"
+)
 NO_PLAN = "a step that was to be profiled was cut short or had its layers in another order: it has no plan"
 
 

@@ -7,7 +7,8 @@ import time
 from sentinel.core.layer_cycle import LayerCycle, Tick
 from sentinel.core.step_follower import Position
 from sentinel.core.trace import LayerId, Trace
-from sentinel.session.applying_plans import NO_STEP, ApplyingPlans
+from sentinel.profiler import annotate
+from sentinel.session.applying_plans import NO_STEP, NO_STEP_SEEN, ApplyingPlans
 from sentinel.session.context import SessionContext
 from sentinel.session.state import State
 from sentinel.session.whole_step import WaitingForStep
@@ -62,7 +63,7 @@ class Profiling:
         first = FirstPlan(self._context)
         if not provisional:
             if self._context.job.optimizers and not self._context.follower.cycle.boundaries:
-                self._context.notes.append(NO_STEP)
+                self._context.notes.append(NO_STEP_SEEN if annotate.compiled_something() else NO_STEP)
             return first.recorded(trace)
         self._context.planned(self._context.planning.profiled(trace, provisional=True))
         self._context.notes.append(provisional)
