@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sentinel.core.interrupts import is_interrupt
+
 
 def end_all(*ends: Callable[[], object]) -> None:
     """Calls all of `ends` in order. Then raises what an interrupt raised, else the first failure, if there was one.
 
-    An interrupt (what is no Exception) comes first: the failures after it often follow from it, and whoever pressed
+    An interrupt (`is_interrupt`) comes first: the failures after it often follow from it, and whoever pressed
     Ctrl-C is to see that it came.
     """
     raised: list[BaseException] = []
@@ -18,4 +20,4 @@ def end_all(*ends: Callable[[], object]) -> None:
         except BaseException as error:
             raised.append(error)
     if raised:
-        raise next((error for error in raised if not isinstance(error, Exception)), raised[0])
+        raise next(filter(is_interrupt, raised), raised[0])

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from sentinel.core.interrupts import is_interrupt
+
 Value = Any
 """A decoded word: a shape (list) for a tensor, an int, a list of ints, a list of values, or None."""
 
@@ -107,7 +109,9 @@ def flops(name: str, words: tuple[int, ...]) -> int:
         if hasattr(formula, "takes_result"):
             return formula(*arguments, out_val=results[0] if len(results) == 1 else results)
         return formula(*arguments)
-    except Exception:  # another torch's overload: the count is unknown, the step goes on
+    except Exception as error:  # another torch's overload: the count is unknown, the step goes on
+        if is_interrupt(error):
+            raise
         return -1
 
 

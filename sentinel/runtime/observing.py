@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from sentinel.core.interrupts import is_interrupt
 from sentinel.runtime.process import RUNTIME
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ def tell(event: Callable[[Observer], None]) -> None:
         try:
             event(watch.observer)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             watch.raised = error
             watch.remove()
             who, what = type(watch.observer).__name__, f"{type(error).__name__}: {error}"

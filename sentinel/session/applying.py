@@ -13,6 +13,7 @@ import numpy as np
 
 from sentinel import tiers
 from sentinel.core.ending import end_all
+from sentinel.core.interrupts import is_interrupt
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
@@ -338,6 +339,8 @@ class Applying:
         try:
             bucket.executed = _ended(bucket.engine)
         except Exception as error:  # books that an interrupt cut short; no byte is lost
+            if is_interrupt(error):
+                raise
             self._said.append(f"when the movers ended, some blocks could not be moved back: {error}")
             bucket.executed = bucket.engine.so_far()
         bucket.engine = None

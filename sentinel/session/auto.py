@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sentinel import session
 from sentinel.core.errors import CapabilityError
+from sentinel.core.interrupts import is_interrupt
 from sentinel.core.units import format_bytes
 from sentinel.profiler import module_hooks
 from sentinel.profiler.backward import graph_task
@@ -203,6 +204,8 @@ class Follower:
             with without_function_modes():
                 call()
         except Exception as error:
+            if is_interrupt(error):
+                raise
             self.failed = str(error) or type(error).__name__
             say(f"nothing is placed, training goes on: {self.failed}", wrong=True)
 

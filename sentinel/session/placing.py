@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 from sentinel import session
 from sentinel.core.ending import end_all
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.interrupts import is_interrupt
 from sentinel.files.disk import check_writable
 from sentinel.reports.forms import form_of
 from sentinel.reports.rank_files import RankFiles
@@ -105,6 +106,8 @@ class Placing:
                 follower.give_way if follower is not None else str,
             )
         except Exception as error:
+            if is_interrupt(error):
+                raise
             say(f"placing() could not clean up completely: {error}", wrong=True)
         finally:
             self._begun_in, self._before, self._on_file = 0, None, None

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from sentinel import tiers
 from sentinel.core.ending import end_all
 from sentinel.core.errors import UsageError
+from sentinel.core.interrupts import is_interrupt
 from sentinel.core.machine import Machine
 from sentinel.core.pins import Pins
 from sentinel.core.plan import Plan
@@ -203,7 +204,7 @@ class Session:
         return self._busy and RUNTIME.sink is self and not self.away and not _under_way()
 
     def finish_ending(self) -> None:
-        """Go on with an end that was cut short, or that failed. Never raises an Exception."""
+        """Go on with an end that was cut short, or that failed. Raises nothing but interrupts."""
         self._attempts += 1
         self._owner.hand_over("this call", self.context.memory)
         self._end_quietly()
@@ -255,6 +256,8 @@ class Session:
         try:
             self._wholly(self._close)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             warn(f"sentinel could not clean up completely, and will try again: {error}", stacklevel=4)
 
     def report(self, *, bounded: bool = True) -> Report:
@@ -304,14 +307,17 @@ class Session:
             self.state = state
 
     def _guard(self, call: Callable[..., None], arguments: tuple[str, ...] = (), *, end_now: bool = True) -> None:
-        """Whatever goes wrong in a tick ends the session, never the training step that ticked."""
+        """Whatever goes wrong in a tick ends the session, never the training step that ticked. What a signal's handler
+        raises there is the program's."""
         if self._busy and self.cut_short:
             self.finish_ending()
             return
         try:
             self._wholly(call, arguments, end_now=end_now)
         except Exception as error:
-            self._notes.append(f"the session ended by itself: {error}")
+            self._notes.append(f"the session ended by itself: {str(error) or type(error).__name__}")
+            if is_interrupt(error):
+                raise
             warn(f"sentinel has stopped, training goes on with stock allocation: {error}", stacklevel=3)
 
     def _wholly(self, call: Callable[..., None], arguments: tuple[Any, ...] = (), *, end_now: bool = True) -> None:
@@ -326,13 +332,10 @@ class Session:
                 call(*arguments)
                 if self._stop_asked and end_now:
                     self._close()
-        except Exception:
+        except BaseException as error:
             self.state = Over.ENDING
-            if end_now:
+            if end_now or is_interrupt(error):
                 self._end_quietly()
-            raise
-        except BaseException:
-            self._end_quietly()
             raise
         self._busy = before  # an observer may tick within a call of ours
 
@@ -357,6 +360,8 @@ class Session:
         try:
             self._close()
         except Exception as error:
+            if is_interrupt(error):
+                raise
             self._notes.append(f"as it ended, this went wrong too: {error}")
 
 

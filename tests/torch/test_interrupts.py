@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 import sentinel  # noqa: E402
+from sentinel.core.step_follower import StepFollower  # noqa: E402
 from sentinel.migration.memory import ManagedMemory  # noqa: E402
 from sentinel.profiler import operators, record  # noqa: E402
 from sentinel.profiler.pages import native_touch  # noqa: E402
 from sentinel.profiler.pages.armed_tracker import ArmedTracker  # noqa: E402
 from sentinel.profiler.record import StepRecorder  # noqa: E402
 from sentinel.runtime import RUNTIME  # noqa: E402
-from sentinel.session import current  # noqa: E402
+from sentinel.session import auto, current  # noqa: E402
+from sentinel.session.applying import Applying  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
 from tests.processes import mapped_for_tensors  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
@@ -193,4 +196,80 @@ def test_an_interrupt_while_the_cost_of_recording_is_tried_leaves_grad_mode_and_
         sentinel.start_profile(work.models, work.optimizers, **ASKED)
     assert came
     assert torch.is_grad_enabled()
+    nothing_is_left()
+
+
+class Preempted(Exception):
+    pass
+
+
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """SIGUSR1 raises Preempted, as a scheduler's preemption or a time limit may."""
+
+    def preempted(_number: int, _frame: object) -> None:
+        raise Preempted
+
+    before = signal.signal(signal.SIGUSR1, preempted)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def signalled_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """The signal comes as `owner.name` is called next."""
+    real: Callable[..., Any] = getattr(owner, name)
+    came: list[str] = []
+
+    def call(*given: Any, **named: Any) -> Any:
+        if not came:
+            came.append(name)
+            signal.raise_signal(signal.SIGUSR1)
+        return real(*given, **named)
+
+    monkeypatch.setattr(owner, name, call)
+    return came
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Applying, "tick"), (StepFollower, "boundary"), (ManagedMemory, "uninstall"), (Session, "_end_profiling")],
+    ids=["tick", "boundary", "end", "end_profile"],
+)
+def test_what_a_handler_of_the_program_raises_within_a_call_of_ours_reaches_the_loop(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    work = job()
+    came = signalled_once(monkeypatch, owner, name)
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(**ASKED)
+        with pytest.raises(Preempted):
+            train_with_a_session(work)
+    assert came
+    if sentinel.active():
+        sentinel.stop()  # as after Ctrl-C: the next call goes on with an end that was cut short
+    nothing_is_left()
+
+
+def train_on(work: Job) -> None:
+    for i in range(12):
+        work.step(i)
+
+
+def train_with_a_session(work: Job) -> None:
+    work.step(0)
+    sentinel.end_profile()
+    for i in range(1, 4):
+        work.step(i)
+    sentinel.stop()
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("name", ["start_profile", "end_profile"])
+def test_a_handler_raises_into_the_loop_that_was_found_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    work = job()
+    came = signalled_once(monkeypatch, auto.session, name)
+    with sentinel.placing(**ASKED), pytest.raises(Preempted):
+        train_on(work)
+    assert came
     nothing_is_left()
