@@ -18,7 +18,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.core.step_follower import NONE_BEGINS, Position, StepFollower
-from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
+from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes, page_ceil
 from sentinel.core.uses import with_uses
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Handover
@@ -311,7 +311,7 @@ class Applying:
         assert machine is not None
         plan = with_uses(plan, flow.profile)
         arena = self._memory.placement_base, self._memory.placement_bytes
-        mapped = Addresses(plan, arena, self._job.addresses())
+        mapped = Addresses(plan, arena, self._managed(plan))
         start = arena_start(plan)
 
         def discard(offset: int, nbytes: int) -> int:
@@ -327,6 +327,17 @@ class Applying:
             bytes_per_s=self._bytes_per_s,
         )
         return Engine(plan, machine, job, before), mapped.ranges
+
+    def _managed(self, plan: Plan) -> dict[str, int]:
+        """Where the persistent tensors of `plan` are. One that was replaced since may be elsewhere, or smaller than its
+        slot: pages beyond it are another's."""
+        wanted = {slot.name: slot.nbytes for slot in plan.slots if slot.key is None}
+        held, found = self._job.storage_bytes(), self._job.addresses()
+        return {
+            name: at
+            for name, at in found.items()
+            if self._memory.contains(at) and page_ceil(held[name]) >= wanted.get(name, 0)
+        }
 
     def _changes_between(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
         """What has another home where one bucket's plan follows on another's: found here, lest a tick walk them all."""

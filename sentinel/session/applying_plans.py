@@ -25,6 +25,9 @@ REFINE_STEPS = 4
 MOST_CHANGES = 10
 """A job that changes its cycle of layers is profiled again at most 10 times."""
 
+MOST_REPLACED = 10
+"""Tensors that take the place of those that were adopted are adopted at most 10 times."""
+
 NO_STEP = "no optimizer stepped in the profiled step: it may have been cut short"
 NO_STEP_SEEN = (
     "no optimizer was seen to step in the profiled step: it was cut short, or steps where torch.compile had it"
@@ -40,6 +43,7 @@ class ApplyingPlans:
         self.shapes = ShapeScheduler()
         self._said_too_many = False
         self._pending: dict[Bucket | None, _Pending] = {}  # for a bucket, or for a shape that has none yet
+        self._times_replaced = 0
         self._cancelled = False  # one of those, for another one
 
     # ---- see State --------------------------------------------------------------------------------------
@@ -167,6 +171,8 @@ class ApplyingPlans:
             self._time_layers(context.applying.current)
         if self._pending:
             self._take_plan()
+        if self._times_replaced < MOST_REPLACED and context.job.tensors_were_replaced(context.memory):
+            self._adopt_replaced()
         if not self.shapes.ended(self.steps, unknown=not known) or self._pending:
             return self
         if len(context.applying.buckets) < MOST:
@@ -177,6 +183,18 @@ class ApplyingPlans:
             shapes = counted(MOST, "shape")
             context.notes.append(f"steps came in more than {shapes}; steps of other shapes used the slots that fit")
         return self
+
+    def _adopt_replaced(self) -> None:
+        """Loaded state is elsewhere than what it replaces: it moves into managed memory, and plans go on there."""
+        context = self._context
+        self._times_replaced += 1
+        context.applying.rest()
+        context.job.adopt(context.memory)
+        for bucket in context.applying.buckets:
+            self._renew(bucket, bucket.flow)
+        self.apply(context.applying.current)
+        why = "the optimizer had other tensors, as after load_state_dict: they moved into managed memory"
+        _note_once(context, f"after {self.steps} steps: {why}")
 
     def _time_layers(self, bucket: Bucket) -> None:
         """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""

@@ -26,12 +26,13 @@ class Reporting:
     def __init__(self, request: Request, context: SessionContext, owner: OwnerThread) -> None:
         self._request, self._context, self._owner = request, context, owner
         self._known_points = KnownPoints()
-        self._at_end: tuple[MemoryCounters, Sequence[str]] | None = None
+        self._at_end: tuple[MemoryCounters, Sequence[str], Sequence[tuple[str, int, str]]] | None = None
 
     def count(self) -> None:
         """The session ends: what is told from now on was counted until here."""
         self._context.host.end("applied")
-        self._at_end = self._context.memory.counters(), annotate.notes()
+        outside = self._context.job.outside(self._context.memory)
+        self._at_end = self._context.memory.counters(), annotate.notes(), outside
 
     def notes(self) -> tuple[str, ...]:
         """What a report must say of how it went, a sentence each."""
@@ -75,6 +76,7 @@ class Reporting:
     def _setup(self) -> Setup:
         context, request, flow = self._context, self._request, self._context.flow
         counters = context.memory.counters() if self._at_end is None else self._at_end[0]
+        outside = context.job.outside(context.memory) if self._at_end is None else self._at_end[2]
         return Setup(
             tracker=flow.profile.quality.tracker if flow.profile is not None else request.tracker,
             slow=flow.machine.slow if request.slow == "auto" and flow.machine is not None else request.slow,
@@ -82,7 +84,7 @@ class Reporting:
             kind="declared" if flow.machine is not None and tiers.on_paper(context.machine) else None,
             setup_ns=context.setup_ns,
             plan_ns=context.planning.spent_ns,
-            in_place=tuple(context.job.left_in_place),
+            in_place=tuple(outside),
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
             notes=self.notes(),
             script=next(iter(sys.argv), "") or None,  # a script may have taken all of them

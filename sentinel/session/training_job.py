@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -14,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.machine import TierSpec
-from sentinel.migration.adopt import adopt
+from sentinel.migration.adopt import SMALL_BYTES, adopt
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import annotate, hooks, names, reducers
 from sentinel.runtime import RUNTIME
@@ -35,6 +37,7 @@ class TrainingJob:
         self.left_in_place: list[tuple[str, int, str]] = []
         self._watched: WeakSet[Optimizer] = WeakSet()  # those that may have a hook of ours
         self._unrelated: WeakSet[Optimizer] = WeakSet()
+        self._followed: WeakSet[Optimizer] = WeakSet()  # those whose tensors were in managed memory
         self._state_names: frozenset[str] = frozenset()
         self._buckets: list[int] = []  # where those of reducers begin
 
@@ -108,8 +111,24 @@ class TrainingJob:
             for row in rows
             if not row.moved and row.nbytes and not memory.contains(row.address)
         ]
+        self._followed = WeakSet(each for each in self.optimizers if not _are_elsewhere(each, memory))
         self._state_names = self._optimizer_state()
         self.buckets_were_rebuilt()
+
+    def outside(self, memory: ManagedMemory) -> tuple[tuple[str, int, str], ...]:
+        """As `left_in_place`, with what took the place of adopted tensors since, and is not managed."""
+        listed = {name for name, _, _ in self.left_in_place}
+        found = [
+            (name, tensor.untyped_storage().nbytes(), REPLACED)
+            for name, tensor, role in self.persistent()
+            if role != "grad" and name not in listed and not memory.contains(names.storage_address(tensor))
+        ]
+        return (*self.left_in_place, *(row for row in found if row[1] >= SMALL_BYTES))
+
+    def tensors_were_replaced(self, memory: ManagedMemory) -> bool:
+        """Whether an optimizer has other tensors than those that were adopted, and not from the replaced allocator:
+        `load_state_dict` copies them past it. Asked after each step, so one tensor of each kind is looked at."""
+        return any(each in self._followed and _are_elsewhere(each, memory) for each in self.optimizers)
 
     def state_was_born(self) -> bool:
         """Whether there is optimizer state now that there was not when the tensors were adopted."""
@@ -147,6 +166,29 @@ class TrainingJob:
 
     def _optimizer_state(self) -> frozenset[str]:
         return frozenset(name for name, _, role in self.persistent() if role == "optimizer")
+
+
+REPLACED = (
+    "it took the place of a tensor that was there before, past PyTorch's allocator (as by load_state_dict)"
+)
+
+FIRST = 16
+"""Tensors of an optimizer among which one is looked for that is large enough to be managed."""
+
+
+def _are_elsewhere(optimizer: Optimizer, memory: ManagedMemory) -> bool:
+    """Whether the first parameter or the first state that is large enough to be managed is not."""
+    state = (value for held in optimizer.state.values() for value in held.values() if isinstance(value, torch.Tensor))
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return any(not memory.contains(at) for kind in (params, state) for at in islice(_large(kind), 1))
+
+
+def _large(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
+    """Addresses of those of the first few that are managed by their size."""
+    for tensor in islice(tensors, FIRST):
+        at = names.storage_address(tensor)
+        if at and names.part_here(tensor).untyped_storage().nbytes() >= SMALL_BYTES:
+            yield at
 
 
 T = TypeVar("T")
