@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from sentinel.core.trace import Role
@@ -55,8 +56,13 @@ def storage_address(tensor: torch.Tensor) -> int:
     tensor = part_here(tensor)
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return 0
-    storage = tensor.untyped_storage()
-    return storage.data_ptr() if storage.nbytes() else 0
+    if is_lazy(tensor):  # it gets a shape, and memory, with the first forward
+        return 0
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr() if storage.nbytes() else 0
+    except (RuntimeError, NotImplementedError):  # of a subclass that only wraps other tensors
+        return 0
 
 
 def part_here(tensor: torch.Tensor) -> torch.Tensor:

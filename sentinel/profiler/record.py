@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from sentinel.core.errors import CapabilityError, UsageError
@@ -59,7 +60,8 @@ class StepRecorder:
         self._known = _known(names.persistent_tensors(models, optimizers), names.aliases(models, optimizers))
         operators.start(self)
         RUNTIME.not_inherited.add(self)
-        trained = [(name, p) for name, p in names.parameters(models, optimizers) if p.requires_grad and p.is_leaf]
+        held = names.parameters(models, optimizers)
+        trained = [(name, p) for name, p in held if p.requires_grad and p.is_leaf and not is_lazy(p)]
         self._watched = [param for _, param in trained]
         for name, param in trained:
             watch = hooks.Owned(self, functools.partial(self._see_gradient, name))

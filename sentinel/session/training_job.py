@@ -168,9 +168,7 @@ class TrainingJob:
         return frozenset(name for name, _, role in self.persistent() if role == "optimizer")
 
 
-REPLACED = (
-    "it took the place of a tensor that was there before, past PyTorch's allocator (as by load_state_dict)"
-)
+REPLACED = "it took the place of a tensor that was there before, past PyTorch's allocator (as by load_state_dict)"
 
 FIRST = 16
 """Tensors of an optimizer among which one is looked for that is large enough to be managed."""
