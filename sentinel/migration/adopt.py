@@ -11,6 +11,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,8 +91,29 @@ def adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) ->
     Other Python threads may run. A storage that a call of theirs may be using stays: they wait for the GIL from when
     its references are counted until it has moved (see decision 0098). Who writes there by an address alone is not seen.
     While other Python threads run, up to `kept_bytes` of what the storages leave stays readable until
-    `ManagedMemory.give_back`, the oldest freed first.
+    `ManagedMemory.give_back`, the oldest freed first. Tensors that `gc.freeze()` has hidden are moved too, and what is
+    alive then is frozen afterwards.
     """
+    with _thawed([tensor for _, tensor in tensors]):
+        return _adopt(memory, tensors)
+
+
+@contextmanager
+def _thawed(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """The collector shows what `gc.freeze()` has hidden from it, if any of `tensors` is. Where none is, all stays so:
+    a look at it would copy pages that processes share."""
+    if not gc.get_freeze_count() or {id(tensor) for tensor in tensors} <= set(map(id, gc.get_objects())):
+        yield
+        return
+    gc.collect()  # what is frozen below is never collected
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        gc.freeze()
+
+
+def _adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) -> list[Adoption]:
     examined = examine([tensor for _, tensor in tensors])
     names: dict[int, str] = {}
     rows: list[Holders] = []
