@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import nn
@@ -27,12 +27,17 @@ from sentinel.system import numa
 class TrainingJob:
     """What was given to the session, with all that is annotated from `add_annotated` on.
 
+    What was given is kept. What is annotated may go: an optimizer when nobody else uses it, and with the last optimizer
+    that trains it a model, for a wrapper that was found may have no other owner.
+
     `left_in_place`: (name, nbytes, reason) of the storages that `adopt` had to leave where they were.
     """
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        self.models = list(models)
-        self._asked = list(optimizers)  # given, or annotated
+        self._given: list[object] = [*models, *optimizers]
+        self._models = [ref(model) for model in models]  # given, or annotated
+        self._asked = [ref(optimizer) for optimizer in optimizers]
+        self._trained_by: WeakKeyDictionary[Optimizer, list[nn.Module]] = WeakKeyDictionary()
         self._found: Ordinals[Optimizer] = Ordinals()  # made later: the job may drop one, and its state is to go then
         self.left_in_place: list[tuple[str, int, str]] = []
         self._watched: WeakSet[Optimizer] = WeakSet()  # those that may have a hook of ours
@@ -44,7 +49,14 @@ class TrainingJob:
     @property
     def optimizers(self) -> list[Optimizer]:
         """Those that were given or annotated, and after them those that were made later and are still used."""
-        return [*self._asked, *self._found.alive()]
+        asked = (held() for held in self._asked)
+        return [*(optimizer for optimizer in asked if optimizer is not None), *self._found.alive()]
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Those that were given or annotated, each in its place, by which its tensors are named: in that of one that is
+        gone there is an empty one."""
+        return [_EMPTY if (model := held()) is None else model for held in self._models]
 
     def add_annotated(self) -> None:
         """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
@@ -54,8 +66,12 @@ class TrainingJob:
         self._watched.update(_others(self.optimizers, optimizers))
         for optimizer in self._watched:
             annotate.watch_steps(optimizer, self)
-        self.models = [*self.models, *_others(models, self.models)]
-        self._asked = [*self._asked, *_others(optimizers, self.optimizers)]
+        self._models += [ref(model) for model in _others(models, self.models)]
+        self._asked += [ref(optimizer) for optimizer in _others(optimizers, self.optimizers)]
+        for optimizer in self.optimizers:
+            trained = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            of = [model for model in self.models if any(id(param) in trained for param in model.parameters())]
+            self._trained_by[optimizer] = of
 
     def watch_new_optimizers(self) -> None:
         """From now on an optimizer that was made later, and trains what the job trains, is one of its own."""
@@ -150,7 +166,8 @@ class TrainingJob:
     def close(self) -> None:
         """Let go of modules and optimizers. May be called again."""
         self._let_go()
-        self.models, self._asked, self._found = [], [], Ordinals()
+        self._given, self._models, self._asked, self._found = [], [], [], Ordinals()
+        self._trained_by = WeakKeyDictionary()
 
     def _let_go(self) -> None:
         hooks.remove_all_of(self, torch_optimizer._global_optimizer_post_hooks)
@@ -167,6 +184,8 @@ class TrainingJob:
     def _optimizer_state(self) -> frozenset[str]:
         return frozenset(name for name, _, role in self.persistent() if role == "optimizer")
 
+
+_EMPTY = nn.Module()
 
 REPLACED = "it took the place of a tensor that was there before, past PyTorch's allocator (as by load_state_dict)"
 

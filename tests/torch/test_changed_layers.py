@@ -192,7 +192,8 @@ def test_an_optimizer_that_nobody_annotated_takes_over_and_is_heard() -> None:
 def test_an_optimizer_that_took_over_is_free_to_go_when_the_next_one_does() -> None:
     work, made = Reordered(), list[weakref.ref[Any]]()
     with sentinel.annotate(work.blocks, work.optimizer):
-        sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+        asked: dict[str, Any] = {"fast": "30%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
+        sentinel.start_profile(work.blocks, work.optimizer, **asked)  # so this one stays
         work.step(0, HERE)
         sentinel.end_profile()
         for i in range(1, 12):
@@ -247,3 +248,42 @@ def test_other_layers_that_get_no_plan_leave_the_one_before_and_are_not_said_to_
     assert [note for note in session.notes if "the previous plan goes on: nothing fits" in note]
     assert NO_PLAN not in session.notes
     assert sentinel.stop().steps["in_step"][-3:].all()
+
+
+def test_a_model_and_an_optimizer_that_the_script_drops_are_free_to_go() -> None:
+    """They are annotated. What start_profile was given itself is kept until the session ends."""
+    for given in (False, True):
+        work = Reordered()
+        held = [weakref.ref(work.blocks), weakref.ref(work.optimizer)]
+        sentinel.annotate(work.blocks, work.optimizer)
+        kept = (work.blocks, work.optimizer) if given else ()
+        sentinel.start_profile(*kept, fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+        work.step(0, HERE)
+        sentinel.end_profile()
+        for i in range(1, 6):
+            work.step(i, HERE)
+        del work, kept
+        gc.collect()
+        assert [each() is not None for each in held] == [given, given]
+        other = Reordered()  # whoever is next trains on
+        for i in range(3):
+            other.step(i, HERE)
+        sentinel.stop()
+        sentinel.report()
+        gc.collect()
+        assert [each() for each in held] == [None, None]
+
+
+def test_an_optimizer_that_another_one_replaces_is_free_to_go() -> None:
+    work = Reordered()
+    held = weakref.ref(work.optimizer)
+    sentinel.annotate(work.blocks, work.optimizer)
+    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+    work.step(0, HERE)
+    sentinel.end_profile()
+    for i in range(1, 12):
+        work.change_optimizer(i == 6)
+        work.step(i, HERE)
+    gc.collect()
+    assert held() is None
+    sentinel.stop()
