@@ -4,11 +4,16 @@ A rank has a hash there. A field of it is a sample that the plan of all ranks ke
 sample, then its bytes. Whoever needs a sample last deletes it. Two more fields: one says that the rank has begun, and
 what it was given, the other that it puts there what it reads, but for reads that it names; this one is taken away where
 the server is full. So nobody waits for what does not come, and whoever comes before the rank has begun does wait.
+
+A job that has ended leaves such hashes behind, perhaps of other bytes under the same names. So each rank draws a token,
+which others ask a rank to repeat beside what it was given: a hash that does not repeat it was written before this rank
+began, and is none of this job's.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from contextlib import closing
@@ -28,6 +33,9 @@ from sentinel.samples.world_plan import NAME, WorldPlan
 
 OPEN, BEGUN = b"open", b"begun"
 SUM_BYTES = 4
+TOKEN_BYTES = 8
+_NOTE_ENDS = b"\n"
+"""Tokens follow the note."""
 FULL_S = 2.0
 """For so long a server that was full is given nothing."""
 _FORGOTTEN_S = b"3600"
@@ -44,6 +52,10 @@ _MOST_NOT_PUT = 4096
 """Reads that are named; older ones are waited for like any other."""
 _MOST_OVER = 4
 """Epochs whose samples are to be deleted still, where the server was silent each time."""
+_MOST_KNOWN = 4096
+"""Tokens that a rank repeats, the last ones."""
+_LOOKED_AGAIN_S = 0.25
+"""After so long it is looked which ranks ask to be known."""
 _OF_RANK = 2
 """Fields of a hash that are no samples."""
 _AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20
@@ -100,6 +112,14 @@ class ChunkProvider:
         self._untold, self._open = False, True
         """Whether some of them were not named yet, and whether others may wait for them: not if OPEN was taken away."""
         self._teller: ReadingThread | None = None
+        self.token = os.urandom(TOKEN_BYTES)
+        """Of this rank, in this job."""
+        self._known: dict[bytes, None] = {self.token: None}
+        """The tokens that it repeats."""
+        self._cleared, self._unrepeated = False, False
+        """Whether the server has nothing of an earlier job; whether it lacks a token that is to be repeated."""
+        self._greeter: ReadingThread | None = None
+        self._quiet = Event()
         self._turn, self._lock, self._putting = Lock(), Lock(), Lock()
         self._threads: list[ReadingThread] = []
         self.log, self.failed = ReadLog(), 0
@@ -108,8 +128,38 @@ class ChunkProvider:
     def forget(self) -> None:
         """The server has nothing of an earlier job in this hash."""
         self._full_until, self._open = 0.0, True
-        with closing(Line(self._own.peer, _PATIENT_S)) as line:
-            line.ask((b"UNLINK", self._own.key), *self._opened())
+        with closing(Line(self._own.peer, _PATIENT_S)) as line, self._putting:
+            self._clear(line)
+
+    def _clear(self, line: Line) -> bool:
+        """With the lock of what is put: whether nothing of an earlier job is there. Only then are tokens repeated."""
+        gone, asked = line.ask((b"UNLINK", self._own.key), (b"GET", self._own.asked))
+        self._cleared = isinstance(gone, int)
+        if self._cleared:
+            self._learn(asked)
+            line.ask(*self._opened())
+        return self._cleared
+
+    def _learn(self, asked: object) -> None:
+        """The tokens that the server was given for this rank."""
+        if not isinstance(asked, bytes):
+            return
+        told = asked[-_MOST_KNOWN * TOKEN_BYTES :]
+        tokens = dict.fromkeys(told[at : at + TOKEN_BYTES] for at in range(0, len(told), TOKEN_BYTES))
+        new = [token for token in tokens if token not in self._known]
+        if new:
+            self._known = dict.fromkeys((self.token, *[*self._known, *new][-_MOST_KNOWN + 1 :]))
+            self._unrepeated = True
+
+    def _greet(self) -> None:
+        """Repeats the tokens of ranks that begin later, however long training or a read of this rank takes."""
+        with closing(Line(self._own.peer)) as line:
+            while not self._quiet.wait(_LOOKED_AGAIN_S) and not self._stopping.is_set():
+                if not self._unrepeated:
+                    (asked,) = line.ask((b"GET", self._own.asked))
+                    self._learn(asked)
+                if self._unrepeated:
+                    self._put([], line)
 
     def begin(self, plan: WorldPlan, reads: NDArray[np.int64], before: WorldPlan | None) -> None:
         """`reads` of `plan` are to be done from now on. `before`: the plan that was begun before this one, whose
@@ -153,6 +203,10 @@ class ChunkProvider:
             for _ in range(in_flight):
                 self._threads.append(thread := ReadingThread("sentinel provider", self._stopping, self._work))
                 thread.start()
+            if self._plan is not None and self._plan.world > 1:
+                self._quiet.clear()
+                self._greeter = ReadingThread("sentinel provider", self._quiet, self._greet)
+                self._greeter.start()
             with self._putting:
                 self._tell_later()
         except BaseException:  # such as where the system has no thread left
@@ -167,6 +221,10 @@ class ChunkProvider:
             if thread.ident is not None:  # else it was never started
                 thread.join()
         self._threads = []
+        self._quiet.set()
+        if self._greeter is not None and self._greeter.ident is not None:
+            self._greeter.join()
+        self._greeter = None
         teller = self._teller
         if teller is not None and self._stopping.is_set():
             teller.join()
@@ -253,7 +311,12 @@ class ChunkProvider:
         with self._putting:
             if time.monotonic() < self._full_until:
                 return False  # or the field would be back before the reads that were refused are named
-            said, _ = line.ask(*self._opened(*(part for field in fields for part in field)))
+            if not self._cleared and not self._clear(line):
+                return False
+            parts = (part for field in fields for part in field)
+            said, _, asked = line.ask(*self._opened(*parts), (b"GET", self._own.asked))
+            self._unrepeated &= not isinstance(said, int)
+            self._learn(asked)  # they are repeated the next time
             if isinstance(said, Refusal):
                 line.peer.refused()
                 self._full_until = time.monotonic() + FULL_S
@@ -279,7 +342,7 @@ class ChunkProvider:
     def _opened(self, *fields: bytes) -> tuple[tuple[bytes, ...], ...]:
         """The commands that put names and values, and say that more may follow, and what does not."""
         not_put = np.array(self._not_put, ">u4").tobytes()
-        begun = (BEGUN, self._own.note, OPEN, not_put)
+        begun = (BEGUN, self._own.note + _NOTE_ENDS + b"".join(self._known), OPEN, not_put)
         return (b"HSET", self._own.key, *begun, *fields), (b"EXPIRE", self._own.key, _FORGOTTEN_S)
 
 
@@ -300,7 +363,7 @@ def unlike(rank: RankHash) -> str:
         note, keys = line.ask((b"HGET", rank.key, BEGUN), (b"KEYS", b"sentinel:*:" + rank.key.rpartition(b":")[2]))
     if isinstance(note, bytes):  # it has begun with this data set and seed
         try:
-            theirs, ours = json.loads(note), json.loads(rank.note)
+            theirs, ours = json.loads(note.partition(_NOTE_ENDS)[0]), json.loads(rank.note)
         except ValueError:
             return ""
         theirs = theirs if isinstance(theirs, dict) else {}

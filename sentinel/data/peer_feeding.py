@@ -67,7 +67,7 @@ class PeerFeeding:
         self._progress, self._stopping = Progress(self._board), Event()
         own = self._ranks[order.rank]
         self._provider = ChunkProvider(files, self._board, own, order.rank, self._progress, self._stopping)
-        self._source = FromPeers(files, self._board, self._ranks, data.source)
+        self._source = FromPeers(files, self._board, self._ranks, data.source, self._provider.token)
         self.samples = FedSamples(digest, layout.sample_nbytes, room, self._source, data.layout)
         self._planned: tuple[Order, int, WorldPlan] | None = None
         self._finished = self._agreed = False
@@ -78,6 +78,8 @@ class PeerFeeding:
         where ranks were given unlike peers or memory."""
         if not self._agreed:
             self._provider.forget()  # on all ranks before any of them takes a sample
+            if len(self._ranks) > 1:
+                self._source.introduce()
             said = {"peers": [rank.peer.address for rank in self._ranks], "memory": self.samples.room.nbytes}
             check_ranks_agree(order.world, {"version of plans": PLANS_VERSION, **said})
             self._agreed = True

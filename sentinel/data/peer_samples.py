@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +31,13 @@ from sentinel.data.staged_samples import FromArena, Held, Request, Staged
 LATE_S = 2.0
 """How long a sample is waited for that is needed next, before its rank is not waited for any more."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 5e-3
+_ASKED_AGAIN_S = 1.0
+"""After so long a rank that does not repeat the token is asked for it again."""
+_ASKED_FOR_S = b"60"
+"""So long the server keeps what a rank is asked, which may not have begun."""
 _LOOKED_AT = 1 << 16
 """Positions before a batch; workers are never further ahead."""
-_OF_PROCESS = ("_lines", "_asked", "_asked_for", "_due", "_ahead", "_not_put", "_pool")
+_OF_PROCESS = ("_lines", "_asked", "_asked_for", "_due", "_ahead", "_not_put", "_unknown", "_pool")
 
 
 class _Asked(NamedTuple):
@@ -59,11 +64,13 @@ class _Batch:
 class FromPeers(FromArena):
     """Samples that servers hold. What they do not bring is read alone, several at once."""
 
-    def __init__(self, files: SourceFiles, board: SampleArena, ranks: Sequence[RankHash], source: Source) -> None:
+    def __init__(
+        self, files: SourceFiles, board: SampleArena, ranks: Sequence[RankHash], source: Source, token: bytes
+    ) -> None:
         """`board`: where workers tell which positions they have, which holds no samples. `ranks`: where each puts its
-        samples."""
+        samples. `token`: what a rank of this job repeats, once it was asked to."""
         super().__init__(files, board, source)
-        self._ranks = list(ranks)
+        self._ranks, self._token = list(ranks), token
         self._in_process()
 
     def _in_process(self) -> None:
@@ -76,6 +83,8 @@ class FromPeers(FromArena):
         """Samples of this batch and of the next one that are read alone."""
         self._not_put: dict[int, NDArray[np.uint64]] = {}
         """Rank -> reads whose samples it has not put, and will not."""
+        self._unknown: dict[int, float] = {}
+        """Rank -> when it is asked again to repeat the token, which it did not the last time."""
         self._pool: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,6 +93,18 @@ class FromPeers(FromArena):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._in_process()
+
+    def introduce(self) -> None:
+        """Asks all ranks to repeat the token: they may have done so before the first sample is asked for. To a silent
+        server it is said later."""
+        for rank in self._ranks:
+            line = self._line_of(rank.peer)
+            line.send(*self._introduction(rank), unread=2)
+        self.settle()
+        self.hang_up()
+
+    def _introduction(self, rank: RankHash) -> tuple[tuple[bytes, ...], ...]:
+        return (b"APPEND", rank.asked, self._token), (b"EXPIRE", rank.asked, _ASKED_FOR_S)
 
     def settle(self) -> None:
         """Waits until the servers have deleted what this process has used last."""
@@ -159,7 +180,9 @@ class FromPeers(FromArena):
         return left
 
     def _line(self, rank: int) -> Line:
-        peer = self._ranks[rank].peer
+        return self._line_of(self._ranks[rank].peer)
+
+    def _line_of(self, peer: Peer) -> Line:
         if peer not in self._lines:
             self._lines[peer] = Line(peer)
         return self._lines[peer]
@@ -173,6 +196,9 @@ class FromPeers(FromArena):
         for rank in sorted({*readers.tolist(), *used}):
             own, key = numbers[readers == rank], self._ranks[rank].key
             commands: list[tuple[bytes, ...]] = [(b"HDEL", key, *used[rank])] if rank in used else []
+            if time.monotonic() >= self._unknown.get(rank, inf):
+                self._unknown[rank] = time.monotonic() + _ASKED_AGAIN_S
+                commands += self._introduction(self._ranks[rank])
             unread = len(commands)
             if len(own):
                 commands.append((b"HMGET", key, BEGUN, OPEN, *names_of(held.name[own])))
@@ -188,6 +214,11 @@ class FromPeers(FromArena):
             if isinstance(said, Refusal):
                 self._ranks[rank].peer.refused()
             if isinstance(said, list) and len(said) == 2 + len(numbers):
+                if self._token not in (said[0] or b""):  # it has not begun: what is there is an earlier job's
+                    self._unknown.setdefault(rank, 0.0)
+                    said = [None] * len(said)
+                else:
+                    self._unknown.pop(rank, None)
                 self._ranks[rank].looked_at(has_begun=said[0] is not None, is_open=said[1] is not None)
                 named = said[1] or b""
                 self._not_put[rank] = np.frombuffer(named[: len(named) // 8 * 8], ">u8").astype(np.uint64)

@@ -135,6 +135,11 @@ class RankHash(_Told):
         self.peer, self.key, self.note = peer, key, note
 
     @property
+    def asked(self) -> bytes:
+        """The key of the tokens that this rank is to repeat."""
+        return b"sentinel-asked" + self.key.removeprefix(b"sentinel")
+
+    @property
     def waited_for(self) -> bool:
         """Whether samples that are not there may come soon."""
         closed = self.peer.left_alone or bool(self._told[_CLOSED])

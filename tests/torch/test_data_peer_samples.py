@@ -66,7 +66,7 @@ class One:
         self.provider.finish()
         self.board.taken[:] = 0
         self.board.counters[RUNNING] = 1
-        self.source = FromPeers(self.files, self.board, [self.rank], data.source)
+        self.source = FromPeers(self.files, self.board, [self.rank], data.source, self.provider.token)
 
     def request(self, begin: int, stop: int, following: Request | None = None) -> Request:
         share, cut = self.share, slice(begin, stop)

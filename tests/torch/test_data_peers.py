@@ -461,3 +461,30 @@ def test_workers_of_a_forkserver_know_300_ranks(tmp_path: Path, three: list[Serv
     assert next(batches).tolist() == expected(600, 0, 300)[0][:1]
     del batches
     loader.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_an_earlier_job_has_left_is_never_delivered(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Other bytes of the same sizes, under the same seed; the other rank of the new job begins later, or never."""
+    folders = [tmp_path / name for name in ("earlier", "now")]
+    for value, folder in enumerate(folders):
+        folder.mkdir()
+        np.save(folder / "rows.npy", np.full((600, 64), value, np.int32))
+    first, second = (str(folder / "rows.npy") for folder in folders)
+    asked: dict[str, Any] = {"transform": lambda row: int(row[0])}
+    earlier = ranks(first, three[:2], 2, **asked)
+    assert epoch_of(earlier) == [[0] * 300] * 2
+    for loader in () if killed else earlier:
+        loader.close()
+    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 0.1)
+    (alone, _) = ranks(second, three[:2], 2, **asked)
+    assert epoch_of([alone]) == [[1] * 300], "rank 1 has not begun"
+    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 300.0)
+    now = ranks(second, three[:2], 2, **asked)
+    for _ in range(2):
+        assert epoch_of(now) == [[1] * 300] * 2
+    assert all(loader.report().feed.remote_hits for loader in now), "the ranks of a job know one another"
+    for loader in (alone, *now, *earlier):
+        loader.close()
