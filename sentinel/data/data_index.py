@@ -27,7 +27,7 @@ from sentinel.data.sources.parquet_rows import ParquetRows
 from sentinel.data.sources.paths import files_below, files_named, is_folder
 from sentinel.data.sources.records import Records, Rows
 from sentinel.data.sources.source import FileChunks, FileRanges, Source, is_encoded
-from sentinel.data.sources.stored_file import cannot_be_read, files_at, is_url
+from sentinel.data.sources.stored_file import cannot_be_read, files_at, is_url, name_of
 from sentinel.data.sources.tar_shards import TarShards
 from sentinel.files import containers, load
 from sentinel.files.disk import write_whole
@@ -189,7 +189,7 @@ def _format_of(source: Paths | RecordFiles) -> tuple[list[str], Source]:
 
 
 def _suffix(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
+    return os.path.splitext(name_of(path))[1].lower()
 
 
 def _shards_in(folder: str, kinds: dict[str, str]) -> bool:

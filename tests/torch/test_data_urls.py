@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -154,3 +157,87 @@ def test_a_stream_reads_what_is_held_from_there(tmp_path: Path) -> None:
     assert stream.tell() == 100
     assert stream.read(5) == b""
     assert io.BufferedReader(stream).seek(99) == 99
+
+
+@pytest.mark.parametrize("name", ["Last-Modified", "Content-MD5", "blob_id", "xet_hash", "etag"])
+def test_what_stores_tell_of_a_change_counts_however_it_is_written(
+    store: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    told = {"name": "/data/train-000.tar", "size": 5}
+    found = []
+    for value in ("a", "b"):
+        monkeypatch.setattr(type(store), "info", lambda self, path, value=value: told | {name: value})
+        found.append(file_at("memory://data/train-000.tar"))
+    assert found[0] != found[1]
+
+
+def test_a_store_that_answers_from_its_last_listing_is_asked_anew(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3fs and adlfs do: `files_at` has listed the folder."""
+    listed: dict[str, dict[str, Any]] = {}
+    real_info, real_ls = type(store).info, type(store).ls
+
+    def ls(self: Any, path: str, detail: bool = True, **options: Any) -> Any:
+        found = real_ls(self, path, detail=True, **options)
+        listed.update({told["name"]: told for told in found})
+        return found
+
+    def info(self: Any, path: str, **options: Any) -> Any:
+        return listed.get(path) or real_info(self, path, **options)
+
+    def invalidate(self: Any, path: str | None = None) -> None:
+        for name in [name for name in listed if path is None or name.rpartition("/")[0] == path]:
+            del listed[name]
+
+    for name, value in (("ls", ls), ("info", info), ("invalidate_cache", invalidate)):
+        monkeypatch.setattr(type(store), name, value)
+    monkeypatch.setattr(StoredObject, "recheck_s", 0.0)
+    data = open_data("memory://data/train-000.tar")
+    files = SourceFiles(data.layout, data.root)
+    files.sample(0)
+    assert files_at([data.root + "/train-000.tar"])
+    assert listed
+    store.pipe_file("/data/train-000.tar", store.cat_file("/data/train-000.tar"))
+    with pytest.raises(FormatError, match="changed since it was indexed"):
+        files.sample(0)
+
+
+class _Web(SimpleHTTPRequestHandler):
+    """A web server that knows no ranges, as Python's own."""
+
+    def log_message(self, *said: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("aiohttp", reason="needs aiohttp: pip install '.[data]'")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Web, directory=str(tmp_path)))
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_server_that_ignores_ranges_is_named_as_that(tmp_path: Path, web: str) -> None:
+    (path,) = shards(tmp_path, [30])
+    for name in (Path(rows(tmp_path, 20)).name, Path(path).name, f"{Path(path).name}?Signature=ab.c*"):
+        with pytest.raises(FormatError, match=r"its server ignores ranges: it sent .* copy the files to a disk"):
+            open_data(f"{web}/{name}")
+
+
+def test_a_file_that_another_is_renamed_over_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = Path(rows(tmp_path, 20))
+    data = open_data(str(path))
+    files = SourceFiles(data.layout, data.root)
+    one = bytes(files.sample(3).data)
+    (tmp_path / "other").mkdir()
+    Path(rows(tmp_path / "other", 20)).rename(path)
+    assert bytes(files.sample(3).data) == one, "for a while the one that is open is read"
+    monkeypatch.setattr("sentinel.data.sources.stored_file.NAMED_S", 0.0)
+    for _ in range(2):
+        with pytest.raises(FormatError, match="changed since it was indexed"):
+            files.sample(3)

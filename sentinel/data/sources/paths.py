@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from sentinel.core.errors import FormatError, UsageError
-from sentinel.data.sources.stored_file import ask, cannot_be_read, is_url
+from sentinel.data.sources.stored_file import ask, cannot_be_read, is_url, name_of
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -69,7 +69,8 @@ def is_folder(path: str) -> bool:
     """Whether a path or URL is that of a folder. A URL with a pattern or the suffix of a file is not asked for."""
     if not is_url(path):
         return os.path.isdir(path)
-    if glob.has_magic(path) or "{" in path or os.path.splitext(path)[1][1:].isalpha():
+    name = name_of(path)
+    if glob.has_magic(name) or "{" in name or os.path.splitext(name)[1][1:].isalpha():
         return False
     return bool(_asked(path, lambda store, name: store.isdir(name)))
 
@@ -111,7 +112,7 @@ def _asked(url: str, question: Callable[[Any, str], Any]) -> Any:
 
 
 def _matching(path: str) -> list[str]:
-    if is_url(path) and glob.has_magic(path):
+    if is_url(path) and glob.has_magic(name_of(path)):
         found = sorted(_asked(path, lambda store, name: [store.unstrip_protocol(match) for match in store.glob(name)]))
     elif is_url(path) or os.path.exists(path) or not glob.has_magic(path):
         return [path]

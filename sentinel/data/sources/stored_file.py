@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -21,8 +22,13 @@ from typing import Any, Protocol
 from sentinel.core.errors import CapabilityError, FormatError
 from sentinel.data.sources.source import SourceFile
 
-_TAGS = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
-"""What stores call the tag of an object's content or the time of its last change, the surest first."""
+_TAGS = (
+    *("etag", "generation", "md5hash", "content-md5", "blob_id", "xet_hash", "digest"),
+    *("mtime", "lastmodified", "last_modified", "last-modified", "updated", "created"),
+)
+"""What stores call the tag of an object's content or the time of its last change, the surest first, in lower case."""
+NAMED_S = 30.0
+"""After so long it is looked whether the path of an open file leads to another one."""
 
 
 class OpenedFile(Protocol):
@@ -55,6 +61,7 @@ class LocalFile:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
             raise cannot_be_read(path, "file", error) from error
+        self._named_s = time.monotonic()
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
@@ -80,15 +87,27 @@ class LocalFile:
     def is_as_indexed(self) -> bool:
         """Whether it is seen to be the file that was indexed; else `state` tells why not."""
         try:
-            status, then = os.fstat(self.descriptor), self.indexed
+            status, then = self._status(), self.indexed
         except OSError:
             return False
         return then is not None and status.st_mtime_ns == then[2] and status.st_size == then[1]
 
     def state(self) -> SourceFile:
         """As OpenedFile says."""
-        status = os.fstat(self.descriptor)
+        status = self._status()
         return SourceFile(self.path, status.st_size, status.st_mtime_ns)
+
+    def _status(self) -> os.stat_result:
+        """That of the open file; of another one that has its name, as after a rename, once that is seen. A file that
+        has no name any more is read on."""
+        status = os.fstat(self.descriptor)
+        if time.monotonic() - self._named_s >= NAMED_S:
+            with suppress(OSError):
+                named = os.stat(self.path)
+                if (named.st_size, named.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+                    return named  # and each time from now on
+            self._named_s = time.monotonic()
+        return status
 
 
 class StoredObject:
@@ -101,14 +120,18 @@ class StoredObject:
         self.indexed: SourceFile | None = None
 
     def read(self, at: int, nbytes: int) -> bytes:
-        """As OpenedFile says: one request."""
-        return bytes(
-            ask(self.path, lambda store, name: store.cat_file(name, start=at, end=at + nbytes) if nbytes else b"")
-        )
+        """As OpenedFile says: one request. Raises FormatError where the store sends more than it is asked for."""
+        if not nbytes:
+            return b""
+        data = bytes(ask(self.path, lambda store, name: store.cat_file(name, start=at, end=at + nbytes)))
+        if len(data) > nbytes:
+            what = f"its server ignores ranges: it sent {len(data)} bytes for {nbytes}; copy the files to a disk"
+            raise FormatError(self.path, "URL", what)
+        return data
 
     def state(self) -> SourceFile:
         """As OpenedFile says."""
-        return _state(self.path, ask(self.path, lambda store, name: store.info(name)))
+        return _state(self.path, ask(self.path, _info))
 
 
 class Stream(io.RawIOBase):
@@ -154,6 +177,12 @@ class Stream(io.RawIOBase):
 def is_url(path: str) -> bool:
     """Whether fsspec reads it."""
     return "://" in path
+
+
+def name_of(path: str) -> str:
+    """A path or URL as its suffix and patterns are looked for: in that of a web server without what follows `?`, such
+    as a signature."""
+    return path.partition("?")[0] if path.startswith(("http://", "https://")) else path
 
 
 def opened(path: str) -> OpenedFile:
@@ -237,11 +266,19 @@ def _listing(store: Any, name: str) -> dict[str, dict[str, Any]]:
     return {told["name"].rpartition("/")[2]: told for told in store.ls(folder, detail=True)}
 
 
+def _info(store: Any, name: str) -> dict[str, Any]:
+    """What the store says now: many answer from the last listing of the folder."""
+    store.invalidate_cache(name.rpartition("/")[0])
+    told: dict[str, Any] = store.info(name)
+    return told
+
+
 def _state(url: str, told: dict[str, Any]) -> SourceFile:
     """Size, and a number that is another one once the store's tag or time is."""
     if told.get("type") == "directory" or told.get("size") is None:
         raise FormatError(url, "file", "has no size that the store tells; give the files of the data set")
-    tag = next((told[name] for name in _TAGS if told.get(name)), "")
+    by_name = {name.lower(): value for name, value in told.items()}
+    tag = next((by_name[name] for name in _TAGS if by_name.get(name)), "")
     tag = tag.timestamp() if isinstance(tag, datetime) else tag  # listings may tell it in other words
     return SourceFile(url, int(told["size"]), int.from_bytes(hashlib.sha256(str(tag).encode()).digest()[:7], "big"))
 
