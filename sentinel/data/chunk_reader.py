@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from math import inf
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -82,6 +83,9 @@ class ChunkReader:
         self._state = _Reading(arena, files, alive)
         self._in_flight = in_flight
         self._threads: list[ReadingThread] = []
+        self._end_with_me()
+
+    def _end_with_me(self) -> None:
         self._ended = weakref.finalize(self, self._state.stopping.set)  # threads end with the job's last use of it
 
     def begin(self, staging: Staging, *, goes_on: bool, mark: int = 0, copied: int = 0) -> None:
@@ -120,16 +124,28 @@ class ChunkReader:
             raise
 
     def pause(self) -> None:
-        """No thread of it runs any more, and reads that had begun are done. To fork, and to end."""
+        """No thread of it runs any more, and reads that had begun are done, or never end. To fork, and to end."""
         self._state.stopping.set()
         self._state.arena.wake()
         self.finish()
 
     def finish(self) -> None:
-        """Waits until all is read that the staging has. All of its positions were copied, or it failed."""
+        """Waits until all is read that the staging has. All of its positions were copied, or it failed. Reads that take
+        longer than LONGEST_READ_S are left to themselves once there is no other."""
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(_LONGEST_WAIT_S)
+                if thread.is_alive() and self._state.abandon():
+                    self._start_anew()
+                    return
         self._threads = []
+
+    def _start_anew(self) -> None:
+        """What the threads share is theirs alone: whenever their reads end, they change nothing here any more."""
+        self._ended.detach()
+        self._state = self._state.successor()
+        self._threads = []
+        self._end_with_me()
 
     @property
     def error(self) -> BaseException | None:
@@ -161,7 +177,10 @@ class _Reading:
         self.waited_s = 0.0
         """By jobs that share the arena for one another, in this epoch."""
         self.under_way: dict[int, float] = {}
-        """Reads that were begun and are not done, and when they were."""
+        """Reads that were begun and are not done, and when they were; those that are being written never take too
+        long."""
+        self.abandoned = False
+        """Whether another one has the arena now."""
         self.stopping = threading.Event()
         self.log = ReadLog()
         self.error: BaseException | None = None
@@ -174,6 +193,24 @@ class _Reading:
         self.following = np.zeros(arena.shape.n_pages, np.int32)
         """The arena's column, where no other process can write to it."""
         self._clear(0)
+
+    def abandon(self) -> bool:
+        """Whether each read that is under way takes too long. Then this one fails, and writes nothing any more."""
+        begun_after = time.monotonic() - LONGEST_READ_S
+        with self._lock:
+            if not self.under_way or any(began > begun_after for began in self.under_way.values()):
+                return False
+            self.abandoned = True
+        self.stopping.set()
+        self.fail(TimeoutError(f"a read takes longer than {LONGEST_READ_S:.0f} s"))
+        return True
+
+    def successor(self) -> _Reading:
+        """One that has failed as this one did, and has its counts."""
+        made = _Reading(self.arena, self.files, self.alive)
+        made.log, made.error, made.failure, made.peak_pages = self.log, self.error, self.failure, self.peak_pages
+        made.reads_before = self.reads_before + (0 if self.staging is None else len(self.staging.read_chunk))
+        return made
 
     def _clear(self, n_stays: int) -> None:
         self.free = ArenaPages(self.arena.shape.n_pages)
@@ -360,7 +397,12 @@ class _Reading:
         if not len(read.stays):
             return  # who needed its samples has read them
         number, samples = self.reads_before + read.number + 1, staging.stay_sample[read.stays]
-        if (found := self._read(read.chunk, samples)) is None:
+        found = self._read(read.chunk, samples)
+        with self._lock:
+            if self.abandoned:
+                return
+            self.under_way[read.number] = inf
+        if found is None:
             entries = arena.lost(samples, number)
         else:
             entries = arena.put(found.data, found.begins, layout.sample_nbytes[samples], samples, read.pages, number)

@@ -150,12 +150,12 @@ class Loader(IterableDataset[Any]):
             asked = requests[done].samples
             done += 1
             self._asked = done < len(requests)
+            if not self._asked:
+                self._feeding.finish()  # before this batch counts as received: it may wait, and be interrupted
             self._delivered += served.samples
             nbytes = self._feeding.samples.nbytes_of(asked)
             for counted in (self._total, self._now):
                 counted.add(served, len(asked), nbytes)
-            if done == len(requests):
-                self._feeding.finish()
             yield pinned(batch) if self._batching.pin_memory else batch
         if iteration == self._iteration:
             self._next_epoch()

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
@@ -395,4 +396,62 @@ def test_a_worker_killed_while_it_sends_what_is_not_waited_for(tars: list[str]) 
     os.kill(worker.pid, signal.SIGKILL)
     worker.join(timeout=600)
     assert [number for batch in loader for number, _ in batch] == torchs(0, 1)
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_read_that_never_ends_holds_up_no_end(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch, workers: int, leaves: bool
+) -> None:
+    """Of an epoch, of an iteration that is left, and of a loader; what it brings later is written nowhere."""
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 0.1)
+    monkeypatch.setattr("sentinel.data.chunk_reader.LONGEST_READ_S", 0.3)
+    loader = loader_of(tars, workers=workers)
+    feeding = loader._feeding
+    assert isinstance(feeding, FileFeeding)
+    files, arena = feeding._reader._state.files, feeding._arena
+    real, ends, held = files.chunk, threading.Event(), []
+
+    def chunk(*given: Any) -> Any:
+        if not held and threading.current_thread().name == "sentinel reader":
+            held.append(threading.current_thread())
+            ends.wait(LONGEST_S)
+        return real(*given)
+
+    monkeypatch.setattr(files, "chunk", chunk)
+    began = time.monotonic()
+    got = []
+    for batch in loader:
+        got += batch.tolist()
+        if leaves and len(got) > 64:
+            break
+    if leaves:
+        loader.set_epoch(1)
+    else:
+        assert got == torchs(0, 0)
+    assert epoch_of(loader) == torchs(0, 1)
+    loader.close()
+    assert time.monotonic() - began < LONGEST_S, "it was waited for"
+    assert held[0].is_alive()
+    before = arena.pages.copy()
+    ends.set()
+    held[0].join(LONGEST_S)
+    assert np.array_equal(arena.pages, before)
+
+
+def test_a_batch_counts_as_received_once_nothing_is_waited_for(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, while the end of an epoch waits for reads."""
+    loader = loader_of(tars)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loader._feeding, "finish", interrupted)
+    got: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        got.extend(number for batch in loader for number in batch.tolist())
+    assert loader.state_dict()["delivered"] == len(got)
     loader.close()
