@@ -55,6 +55,7 @@ class Loader(IterableDataset[Any]):
         and world."""
         self._feeding, self._order, self._batching, self._unit = feeding, order, batching, unit
         self._ranks_given = ranks_given
+        self._process = os.getpid()
         self._epoch, self._delivered = 0, 0
         self._base: Begun | None = None
         self._iteration = 0
@@ -267,13 +268,16 @@ class Loader(IterableDataset[Any]):
         )
 
     def close(self) -> None:
-        """Ends workers and the reader now; otherwise they end when the loader is not used any more."""
+        """Ends workers and the reader now; otherwise they end when the loader is not used any more. In a forked child,
+        to which they do not belong, it ends nothing."""
         self._iteration += 1
+        if os.getpid() != self._process:
+            self._workers = None
+            return
         self._feeding.give_up()
         batches: Any = None if self._workers is None else self._workers._iterator
         self._workers = None
-        # Else they live on for as long as somebody has it, as a traceback may. To a forked child they do not belong.
-        if batches is not None and all(worker._parent_pid == os.getpid() for worker in batches._workers):
+        if batches is not None:  # else they live on for as long as somebody has it, as a traceback may
             self._stop_workers(batches)
 
     # --- where it is ---

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from sentinel.core.errors import UsageError
 from sentinel.data.data_index import Paths, RecordFiles, open_data
-from sentinel.data.feeding import EpochOrder
+from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.file_feeding import feeding_of_files
 from sentinel.data.served_samples import Served
 from sentinel.data.source_files import SourceFiles
@@ -130,7 +130,8 @@ class Samples(FetchedSamples):
         self._lock = RLock()
         self._iteration, self._reads, self._ended = 0, False, True
         RUNTIME.paused_by_forks.add(self)
-        weakref.finalize(self, self._feeding.give_up)
+        self._process = os.getpid()
+        weakref.finalize(self, _give_up, self._feeding, self._process)
 
     def __len__(self) -> int:
         """Of the data set, whatever a rank delivers."""
@@ -174,7 +175,7 @@ class Samples(FetchedSamples):
         with self._lock:
             self._iteration += 1
             self._reads = False
-            self._feeding.give_up()
+            _give_up(self._feeding, self._process)
 
     # --- forks: a child must not find locks that a thread of the reader held ---
 
@@ -191,6 +192,12 @@ class Samples(FetchedSamples):
                 self._feeding.start()
         finally:
             self._lock.release()
+
+
+def _give_up(feeding: Feeding, process: int) -> None:
+    """In the process that made the samples: in a forked child others' reads would end."""
+    if os.getpid() == process:
+        feeding.give_up()
 
 
 class OrderSampler(Sampler[int]):

@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 import time
+import weakref
 from array import array
 from itertools import count
 from pathlib import Path
@@ -22,10 +23,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 
+from torch.utils.data import DataLoader  # noqa: E402
+
 from sentinel.core.errors import FormatError  # noqa: E402
+from sentinel.data import OrderSampler, Samples  # noqa: E402
 from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.retries import tried  # noqa: E402
+from sentinel.data.sample_arena import RUNNING  # noqa: E402
 from tests.data_files import number_of, shards  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.torch.loaders import COUNT, epoch_of, loader_of, torchs  # noqa: E402
@@ -455,3 +460,35 @@ def test_a_batch_counts_as_received_once_nothing_is_waited_for(
         got.extend(number for batch in loader for number in batch.tolist())
     assert loader.state_dict()["delivered"] == len(got)
     loader.close()
+
+
+def test_close_in_a_forked_child_leaves_the_readers_epoch_alone(tars: list[str]) -> None:
+    loader = loader_of(tars)
+    batches = iter(loader)
+    next(batches)
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            loader.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    for _ in batches:
+        pass
+    assert loader.report().headline["ended"] == 0
+    loader.close()
+
+
+def test_samples_of_a_forked_child_that_exits_leave_the_reader_alone(tars: list[str]) -> None:
+    samples = Samples(tars, number_of, memory="20%", unit=16)
+    sampler = OrderSampler(samples)
+    got = []
+    for number, batch in enumerate(DataLoader(samples, batch_size=32, sampler=sampler)):
+        got += batch.tolist()
+        if number == 2:
+            if (child := os.fork()) == 0:
+                with contextlib.suppress(BaseException):
+                    weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # as sys.exit would
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert samples._feeding._arena.counters[RUNNING]  # type: ignore[attr-defined]
+    assert got == torchs(0, 0)
+    samples.close()
