@@ -3,6 +3,8 @@ many at once."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from sentinel.core.errors import UsageError
@@ -51,7 +53,7 @@ def cut_within(layout: Layout, shape: ArenaShape, most: int) -> tuple[Layout, in
     pages = np.add.reduceat(-(-layout.sample_nbytes // shape.page_bytes), layout.first_sample[:-1])
     largest = int(pages.argmax())
     if int(pages[largest]) > shape.n_pages:
-        needed = int(pages[largest]) * (shape.page_bytes + 4) + ArenaShape(shape.n_samples, 0, shape.page_bytes).nbytes
+        needed = int(pages[largest]) * (shape.page_bytes + 4) + replace(shape, n_pages=0).nbytes
         raise UsageError(
             f"memory for {format_bytes(shape.n_pages * shape.page_bytes)} of samples does not hold the"
             f" {int(layout.chunk_samples[largest])} samples of chunk {largest} of the data set, in"
@@ -69,7 +71,7 @@ def unit_within(layout: Layout, shape: ArenaShape, most: int) -> int:
     pages = -(-layout.sample_nbytes // shape.page_bytes)
     largest = int(pages.max())
     if largest > shape.n_pages:
-        needed = largest * (shape.page_bytes + 4) + ArenaShape(shape.n_samples, 0, shape.page_bytes).nbytes
+        needed = largest * (shape.page_bytes + 4) + replace(shape, n_pages=0).nbytes
         raise UsageError(
             f"memory for {format_bytes(shape.n_pages * shape.page_bytes)} of samples does not hold the largest one",
             f"give at least {format_bytes(4 * needed)}",

@@ -500,3 +500,17 @@ def test_the_rest_of_an_epoch_is_planned_at_its_place(tmp_path: Path) -> None:
     assert np.array_equal(found.stay_sample[found.stay_at[200:]], orders[0][200:])
     assert int(found.read_due[0]) == 200
     assert len(found.kept) == len(rest.kept) > 0
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+def test_the_memory_that_is_named_for_a_share_suffices(tmp_path: Path, name: str, suffix: str) -> None:
+    if suffix == "npy":
+        path = rows(tmp_path, 50_000, 2)
+    else:
+        pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install '.[data]'")
+        path = str(tmp_path / "rows.parquet")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table({"a": range(50_000)}), path, row_group_size=64)
+    with pytest.raises(UsageError, match="give at least") as refused:
+        loader_of(path, name, memory=8192)
+    number, unit = str(refused.value).partition("give at least ")[2].partition(",")[0].split()[:2]
+    loader_of(path, name, memory=f"{float(number) + 0.1:.1f}{unit}").close()
