@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import mmap
 import os
 import tempfile
 
@@ -21,17 +23,31 @@ _AT_ONCE = 16 << 20
 """Bytes that one call reserves: older kernels take all of a call back, and it begins anew, if a signal comes in it."""
 
 
+_LIMITS = {errno.EFBIG: "-f", errno.ENOMEM: "-v", errno.EMFILE: "-n"}
+"""The options of ulimit, by the error of a call that was refused for it."""
+
+
+def check_limits(nbytes: int, error: OSError) -> None:
+    """Raises UsageError where so much memory was refused for what may be a limit of the process."""
+    option = _LIMITS.get(error.errno or 0)
+    if option is not None:
+        less = "" if option == "-n" else ", or give less memory="
+        what = f"{format_bytes(nbytes)} of memory for samples are refused ({error.strerror})"
+        raise UsageError(what, f"raise `ulimit {option}`{less}") from error
+
+
 def new_memory(nbytes: int, folder: str = "") -> int:
     """The descriptor of new memory, of which nothing is reserved: a memfd whose size nobody can change, or with
     `folder` a file there that has no name. Its user alone may open it.
 
-    Raises CapabilityError where there is no memfd, UsageError where no such file can be made.
+    Raises CapabilityError where there is no memfd, UsageError where no such file can be made, or none so large.
     """
     if folder:
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 descriptor = os.dup(file.fileno())
         except OSError as error:
+            check_limits(nbytes, error)
             raise UsageError(
                 f"no file for samples can be made in {folder} ({error.strerror})", "name another directory"
             ) from error
@@ -39,6 +55,7 @@ def new_memory(nbytes: int, folder: str = "") -> int:
         try:
             descriptor = os.memfd_create("sentinel-samples", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
+            check_limits(nbytes, error)
             raise CapabilityError(
                 "memory for samples", f"memfd_create: {error.strerror}", "allow it to this job"
             ) from error
@@ -46,10 +63,32 @@ def new_memory(nbytes: int, folder: str = "") -> int:
         os.ftruncate(descriptor, nbytes)
         if not folder:
             fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
-    except BaseException:
+    except BaseException as error:
         os.close(descriptor)
+        if isinstance(error, OSError):
+            check_limits(nbytes, error)
         raise
     return descriptor
+
+
+def new_bell(memory: int, nbytes: int) -> int:
+    """The descriptor of an eventfd beside new `memory` of so many bytes, which is closed where there is none. Raises
+    UsageError where the process may have no more descriptors."""
+    try:
+        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    except OSError as error:
+        os.close(memory)
+        check_limits(nbytes, error)
+        raise
+
+
+def mapped(descriptor: int, nbytes: int) -> mmap.mmap:
+    """The memory, all of it. Raises UsageError where the process may map no more."""
+    try:
+        return mmap.mmap(descriptor, nbytes)
+    except OSError as error:
+        check_limits(nbytes, error)
+        raise
 
 
 def is_sealed(descriptor: int) -> bool:

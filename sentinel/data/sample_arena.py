@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import UsageError
 from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
-from sentinel.data.arena_memory import is_sealed, new_memory, prefer, require_on, reserve
+from sentinel.data.arena_memory import is_sealed, mapped, new_bell, new_memory, prefer, require_on, reserve
 from sentinel.runtime.process import RUNTIME
 from sentinel.system.limits import available_bytes
 from sentinel.tiers.arena_place import ANYWHERE, ArenaPlace
@@ -149,14 +149,15 @@ class SampleArena:
         self._of_pages = ends[5], shape.parts[5]
         is_new = descriptors is None
         if descriptors is None:
-            descriptors = new_memory(shape.nbytes, place.folder), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            memory_descriptor = new_memory(shape.nbytes, place.folder)
+            descriptors = memory_descriptor, new_bell(memory_descriptor, shape.nbytes)
         self.descriptor, self._bell = descriptors
         for fd in descriptors:
             if fd >= 0:
                 weakref.finalize(self, os.close, fd)  # the mapping goes with its last view
         self.inode = os.fstat(self.descriptor).st_ino
         """In no other arena of this machine: descriptors, and numbers of processes, are used again."""
-        self._memory = memory = mmap.mmap(self.descriptor, shape.nbytes)
+        self._memory = memory = mapped(self.descriptor, shape.nbytes)
         if is_new:
             if self.node is not None:
                 prefer(np.frombuffer(memory, np.uint8), self.node)  # before any page is there

@@ -253,3 +253,39 @@ def test_amounts_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         memory_bytes(available_bytes() * 2, layout)
     with pytest.raises(UsageError, match="of the data set"):
         memory_bytes("20", layout)
+
+
+LIMITS = """
+import gc, os, resource, sys
+from sentinel.core.errors import UsageError
+from sentinel.data.sample_arena import SampleArena, ArenaShape
+from sentinel.tiers.arena_place import ArenaPlace
+limit, folder = sys.argv[1:]
+shape = ArenaShape(100, 4096, 4096)
+before = sorted(os.listdir("/proc/self/fd"))
+if limit == "v":
+    held = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (held + (2 << 20),) * 2)
+elif limit == "f":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20,) * 2)
+else:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + int(folder), 4096))
+    folder = ""
+try:
+    SampleArena(shape, place=ArenaPlace(folder=folder))
+except UsageError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+gc.collect()
+assert sorted(os.listdir("/proc/self/fd")) == before, "a descriptor is left"
+"""
+
+
+@pytest.mark.parametrize(("limit", "folder"), [("f", ""), ("f", "/tmp"), ("v", ""), ("n", "0"), ("n", "1")])
+def test_a_limit_of_the_process_is_named(limit: str, folder: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", LIMITS, limit, folder], capture_output=True, text=True, timeout=LONGEST_S
+    )
+    assert told.returncode == 0, told.stderr
+    assert "of memory for samples are refused" in told.stdout
+    assert f"raise `ulimit -{limit}`" in told.stdout

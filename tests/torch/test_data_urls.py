@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +25,7 @@ from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.source_reads import measured_costs  # noqa: E402
 from sentinel.data.sources.paths import files_below, files_named, is_folder  # noqa: E402
-from sentinel.data.sources.stored_file import StoredObject, Stream, file_at, files_at, opened  # noqa: E402
+from sentinel.data.sources.stored_file import StoredObject, Stream, cannot_be_read, file_at, files_at, opened  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
 from tests.data_files import mds, number_of, rows, shards  # noqa: E402
 from tests.torch.loaders import sample_of  # noqa: E402
@@ -241,3 +243,9 @@ def test_a_file_that_another_is_renamed_over_is_noticed(tmp_path: Path, monkeypa
     for _ in range(2):
         with pytest.raises(FormatError, match="changed since it was indexed"):
             files.sample(3)
+
+
+def test_a_limit_of_descriptors_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
+    (path,) = shards(tmp_path, [3])
+    for code in (errno.EMFILE, errno.ENFILE):
+        assert str(cannot_be_read(path, "file", OSError(code, os.strerror(code)))).endswith("raise `ulimit -n`")

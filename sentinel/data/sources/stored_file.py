@@ -200,7 +200,8 @@ def expect_what_is_asked(file: OpenedFile) -> None:
 
 def cannot_be_read(path: str, what: str, error: OSError) -> FormatError:
     """`what` of a file cannot be read."""
-    return FormatError(path, what, f"cannot be read: {error.strerror or error}; restore it, or check the path")
+    remedy = "raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "restore it, or check the path"
+    return FormatError(path, what, f"cannot be read: {error.strerror or error}; {remedy}")
 
 
 def ask(url: str, question: Callable[[Any, str], Any]) -> Any:
