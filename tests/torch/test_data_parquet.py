@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from sentinel.data.sources.source import is_encoded  # noqa: E402
 from sentinel.data.staged_samples import FromArena, Request  # noqa: E402
 from sentinel.samples import Order, SourceCosts  # noqa: E402
 from tests.data_files import content  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 from tests.torch.loaders import sample_of  # noqa: E402
 
 
@@ -293,3 +296,43 @@ def test_row_groups_of_a_batch_that_a_lost_worker_had_are_decoded_once(
     assert (served.again, served.direct_reads, sorted(calls)) == (6, 6, [0, 1])
     assert served.direct_bytes == int(layout.chunk_nbytes.sum())
     assert served.unstaged_bytes == 3 * served.direct_bytes
+
+
+DAMAGED = """
+import os, resource, sys
+from pathlib import Path
+from sentinel.core.errors import SentinelError
+from sentinel.data.data_index import open_data
+from sentinel.data.source_files import SourceFiles
+path = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+good = path.read_bytes()
+begin = {"npy": 6, "parquet": len(good) - 8 - int.from_bytes(good[-8:-4], "little")}[path.suffix[1:]]
+refused = 0
+for at in range(begin, {"npy": 128, "parquet": len(good) - 8}[path.suffix[1:]]):
+    for value in {127, good[at] ^ 1 << at % 8} - {good[at]}:
+        path.write_bytes(good[:at] + bytes([value]) + good[at + 1 :])
+        os.utime(path, ns=(0, at * 256 + value))
+        for index in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.safetensors"):
+            index.unlink()
+        try:
+            data = open_data(str(path))
+            data.source.decode(SourceFiles(data.layout, data.root, data.source).sample(0).data, str(path))
+        except SentinelError as error:
+            assert str(path) in str(error), (at, value, str(error))
+            refused += 1
+assert refused > 50, refused
+"""
+
+
+@pytest.mark.parametrize("kind", ["strings", "numbers", "npy"])
+def test_a_damaged_header_is_an_error_with_the_files_name(folder: Path, kind: str) -> None:
+    """In a process of its own: pyarrow would end it."""
+    path = folder / f"rows.{'npy' if kind == 'npy' else 'parquet'}"
+    if kind == "npy":
+        np.save(path, np.zeros((20, 50), np.int32))
+    else:
+        second = [1.5] * 40 if kind == "numbers" else ["x" * number for number in range(40)]
+        pq.write_table(pa.table({"a": range(40), "b": second}), path, row_group_size=10)
+    told = subprocess.run([sys.executable, "-c", DAMAGED, path], capture_output=True, text=True, timeout=LONGEST_S)
+    assert told.returncode == 0, told.stderr[-2000:]

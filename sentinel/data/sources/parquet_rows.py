@@ -8,6 +8,8 @@ values of one size; otherwise the file is read once for it.
 from __future__ import annotations
 
 import difflib
+import io
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,8 +64,10 @@ class ParquetRows:
             )
         offset, nbytes, sizes = [], [], []
         same = _row_nbytes(schema)
-        for group in _groups(source):
-            begins = self._begins(source, group)
+        groups = _groups(source)
+        _check_footer(source, file.nbytes, groups)
+        for group in groups:
+            begins = self._begins(source, file.nbytes, group)
             offset.append(begins[0][0])
             nbytes.append(sum(size for _, size in begins))
             if same is not None:
@@ -104,8 +108,7 @@ class ParquetRows:
             file.kept = pq.read_metadata(Stream(file, nbytes))
             found = file.kept.schema.to_arrow_schema().remove_metadata()
         except (pa.ArrowException, ValueError) as error:
-            what = f"has no sound footer ({str(error)[:80]}); copy it again"
-            raise FormatError(file.path, "parquet", what) from error
+            raise _not_sound(file.path, str(error)) from error
         for name in self._columns or found.names:
             if found.names.count(name) > 1:
                 raise FormatError(file.path, "parquet", f"has several columns {name!r}; give each a name of its own")
@@ -120,22 +123,30 @@ class ParquetRows:
                 raise FormatError(file.path, "parquet", f"{what}; name other columns, as `--columns` or columns=")
         return pa.schema([pa.field(field.name, _plain(field.type)) for field in fields])
 
-    def _begins(self, file: OpenedFile, group: int) -> list[tuple[int, int]]:
-        """(place, bytes) of what is read of a row group: its columns, neighbours together."""
+    def _begins(self, file: OpenedFile, nbytes: int, group: int) -> list[tuple[int, int]]:
+        """(place, bytes) of what is read of a row group of a file of `nbytes`: its columns, neighbours together."""
         told, found = file.kept.row_group(group), []
-        for number in range(told.num_columns):
-            column = told.column(number)
-            if self._columns is None or _top(column.path_in_schema, self._columns):
-                places = (column.data_page_offset, column.dictionary_page_offset)
-                found.append((min(place for place in places if place), column.total_compressed_size))
+        try:
+            columns = [told.column(number) for number in range(told.num_columns)]
+            columns = [one for one in columns if self._columns is None or _top(one.path_in_schema, self._columns)]
+        except (_pyarrow().ArrowException, ValueError) as error:
+            raise _not_sound(file.path, str(error)) from error
+        for column in columns:
+            places = (column.data_page_offset, column.dictionary_page_offset)
+            at, size = min((place for place in places if place), default=0), column.total_compressed_size
+            if not (at > 0 and 0 < size <= nbytes - at):
+                raise _not_sound(file.path, f"a column has bytes {at} to {at + size}, the file {nbytes}")
+            found.append((at, size))
+        if not found:
+            raise _not_sound(file.path, f"row group {group} has no columns")
         found.sort()
         joined = found[:1]
-        for at, nbytes in found[1:]:
-            last, size = joined[-1]
-            if at <= last + size:
-                joined[-1] = last, max(size, at + nbytes - last)
+        for at, size in found[1:]:
+            last, before = joined[-1]
+            if at <= last + before:
+                joined[-1] = last, max(before, at + size - last)
             else:
-                joined.append((at, nbytes))
+                joined.append((at, size))
         return joined
 
     def _batches(self, file: OpenedFile, nbytes: int, group: int) -> list[Any]:
@@ -143,7 +154,7 @@ class ParquetRows:
         pa = _pyarrow()
         import pyarrow.parquet as pq
 
-        held = [(at, file.read(at, size)) for at, size in self._begins(file, group)]
+        held = [(at, file.read(at, size)) for at, size in self._begins(file, nbytes, group)]
         try:
             stream = Stream(file, nbytes, held)
             source = pq.ParquetFile(stream, metadata=file.kept)
@@ -168,6 +179,57 @@ def _pyarrow() -> Any:
             "reading Parquet", "pyarrow is not installed", "in a checkout: pip install '.[data]'"
         ) from error
     return pa
+
+
+def _not_sound(path: str, why: str) -> FormatError:
+    return FormatError(path, "parquet", f"has no sound footer ({why[:80]}); copy it again")
+
+
+class _NothingRead(io.RawIOBase):
+    """A file of so many bytes that gives none."""
+
+    SAID = "nothing is read"
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes, self._at = nbytes, 0
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def readable(self) -> bool:
+        """As if."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of any file."""
+        self._at = offset + (0, self._at, self._nbytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002 -- as of any file
+        """Raises OSError."""
+        raise OSError(self.SAID)
+
+
+def _check_footer(file: OpenedFile, nbytes: int, groups: list[int]) -> None:
+    """Raises FormatError for row groups whose columns the footer does not tell soundly. What throws there within
+    `ColumnChunkMetaData` ends the process, for pyarrow 26 lets it through C; as it begins to read, it is an error."""
+    import pyarrow.parquet as pq
+
+    counts = [file.kept.row_group(group).num_rows for group in range(file.kept.num_row_groups)]
+    if min(counts, default=0) < 0 or sum(counts) != file.kept.num_rows:
+        raise _not_sound(file.path, f"its row groups have other than {file.kept.num_rows} rows")
+    source = pq.ParquetFile(_NothingRead(nbytes), metadata=file.kept, pre_buffer=True)
+    for group in groups:
+        try:
+            source.read_row_group(group, use_threads=False)
+        except (_pyarrow().ArrowException, OSError, ValueError) as error:
+            if _NothingRead.SAID not in str(error):
+                raise _not_sound(file.path, str(error)) from error
 
 
 def _groups(file: OpenedFile) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tokenize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,7 +134,7 @@ def _of_npy(file: SourceFile) -> _Table:
         shape, fortran, dtype = read[version](stream)
     except OSError as error:
         raise cannot_be_read(path, "file", error) from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:  # numpy has Python parse it
         raise FormatError(path, "npy", f"has no sound header ({str(error)[:80]}); save it again") from error
     if dtype.hasobject:
         raise FormatError(path, "npy", "holds pickled objects, which are never loaded; save an array of numbers")
