@@ -39,6 +39,8 @@ from sentinel.system.topology import topology
 MOST_RESTARTS = 3
 """Of workers that were killed, in one iteration."""
 STATE_VERSION = 1
+EPOCHS = 1 << 62
+"""More than torch's generators have seeds for, with a seed of the job."""
 
 
 class Loader(IterableDataset[Any]):
@@ -289,8 +291,8 @@ class Loader(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, from its begin, or from where `load_state_dict` says for the same epoch."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"there is no epoch {epoch!r}", "give a number of at least 0")
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < EPOCHS:
+            raise UsageError(f"there is no epoch {epoch!r}", "give a number of at least 0, below 2**62")
         if epoch != self._epoch or self._delivered:
             self._iteration += 1
             self._epoch = epoch
@@ -332,12 +334,16 @@ class Loader(IterableDataset[Any]):
                 )
         epoch, delivered, world, room = (state.get(name) for name in ("epoch", "delivered", "world", "room"))
         whole = (epoch, delivered, world, *(room if isinstance(room, list) and len(room) == 3 else (None,)))
-        if not all(type(number) is int and number >= 0 for number in whole):
-            raise UsageError("the state is damaged", "give what state_dict() returned")
+        damaged = UsageError("the state is damaged", "give what state_dict() returned")
+        if not all(type(number) is int and 0 <= number < EPOCHS for number in whole) or not state["world"]:
+            raise damaged
+        try:
+            base = Begun(state["delivered"], state["world"], Room(*state["room"])) if delivered else None
+        except UsageError as error:
+            raise damaged from error
         self._iteration += 1
         self._agreed = False
-        self._epoch, self._delivered = state["epoch"], 0
-        self._base = Begun(state["delivered"], state["world"], Room(*state["room"])) if delivered else None
+        self._epoch, self._delivered, self._base = state["epoch"], 0, base
 
     def report(self) -> FeedReport:
         """What was delivered so far, and what was read for it."""

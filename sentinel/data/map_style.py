@@ -15,6 +15,7 @@ from sentinel.core.errors import UsageError
 from sentinel.data.data_index import Paths, RecordFiles, open_data
 from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.file_feeding import feeding_of_files
+from sentinel.data.loading import EPOCHS
 from sentinel.data.served_samples import Served
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromFiles, Request, Transform, transformed
@@ -208,8 +209,8 @@ class OrderSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch; without a call it is the one after the last."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"there is no epoch {epoch!r}", "give a number of at least 0")
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < EPOCHS:
+            raise UsageError(f"there is no epoch {epoch!r}", "give a number of at least 0, below 2**62")
         self._epoch = epoch
 
     def __len__(self) -> int:

@@ -292,6 +292,9 @@ def _member(name: str, value: Any) -> tuple[bytes, str]:
         made = io.BytesIO()
         np.save(made, value, allow_pickle=False)
         return made.getvalue(), "npy"
+    if type(value).__module__ == "torch":
+        what = f"column {name!r} has rows of {value.dtype}, which no .npy can hold"
+        raise UsageError(what, "leave the file as it is: its rows are read as fast as packed ones")
     if isinstance(held := getattr(value, "fp", None), io.BytesIO):  # a picture of Pillow, as it is in the source
         form = str(value.format).lower()
         return held.getvalue(), "jpeg" if form == "mpo" else form  # a JPEG of several pictures

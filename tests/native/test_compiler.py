@@ -254,3 +254,10 @@ def test_headers_count_by_what_is_in_them(tmp_path: Path) -> None:
     assert seen[0] == seen[1] != seen[2]
     here = Path(torch.__file__).parent
     assert torch_shim.headers_of(here) == torch_shim.headers_of(here) != seen[0]
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(NotADirectoryError):
+        cache_folder().mkdir(parents=True)

@@ -221,9 +221,15 @@ def test_a_state_of_something_else_is_refused(tars: list[str], tmp_path: Path) -
         ({"order": "windowed"}, "make it with order='windowed'"),
         ({"epoch": -1}, "damaged"),
         ({"room": None}, "damaged"),
+        ({"epoch": 5, "delivered": 32, "room": [0, 0, 0]}, "damaged"),
+        ({"delivered": 32, "world": 0}, "damaged"),
+        ({"epoch": 1 << 64}, "damaged"),
     ):
         with pytest.raises(UsageError, match=said):
             loader.load_state_dict({**state, **change})
+        assert loader.state_dict() == state, "what is refused changes nothing"
+    with pytest.raises(UsageError, match="there is no epoch"):
+        loader.set_epoch(1 << 64)
     loader.load_state_dict(state)
     assert epoch_of(loader) == torchs(0, 0)
 
@@ -301,6 +307,9 @@ def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
         ({"order": "exakt"}, "there is no order"),
         ({"rank": 1}, "go together"),
         ({"rank": 3, "world": 3}, "no rank 3"),
+        ({"rank": "0", "world": 3}, "rank='0' is not a whole number"),
+        ({"rank": 0.0, "world": 3}, "rank=0.0 is not a whole number"),
+        ({"rank": 0, "world": 2.0}, "world=2.0 is not a whole number"),
         ({"workers": 1, "multiprocessing_context": "spawn", "transform": lambda sample: sample}, "as a lambda"),
     ],
 )

@@ -211,3 +211,12 @@ def test_keys_of_a_column_are_kept_apart(tmp_path: Path) -> None:
     done = pack(tmp_path / "a.parquet", tmp_path / "to", memory="1MiB")
     assert len(set(names(done.pattern))) == 3
     assert open_data(done.pattern).layout.n_samples == 3
+
+
+def test_rows_that_no_npy_can_hold_are_refused_by_their_type(tmp_path: Path) -> None:
+    header = json.dumps({"t": {"dtype": "BF16", "shape": [20, 50], "data_offsets": [0, 2000]}}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2000))
+    with pytest.raises(UsageError, match=r"rows of torch\.bfloat16.* leave the file as it is"):
+        pack(str(path), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
