@@ -29,6 +29,7 @@ from sentinel.data.loader_workers import (
     watched,
 )
 from sentinel.data.ranks import check_ranks_agree
+from sentinel.data.room_here import memory_for_unit
 from sentinel.data.served_samples import Served
 from sentinel.data.small_tensors import ROOM_BYTES
 from sentinel.data.staged_samples import Collate, Failed, Request, StagedSamples
@@ -327,11 +328,11 @@ class Loader(IterableDataset[Any]):
         if order.kind != "exact":
             same["unit"] = self._unit
         for name, mine in same.items():
-            if state.get(name) != mine:
-                raise UsageError(
-                    f"the state has {name}={state.get(name)!r}, the loader {mine!r}",
-                    f"make it with {name}={state.get(name)!r}",
-                )
+            if (theirs := state.get(name)) != mine:
+                remedy = f"make it with {name}={theirs!r}"
+                if name == "unit" and type(theirs) is int and theirs > self._unit > 0:  # as many as suit the memory
+                    remedy += f" and at least memory={memory_for_unit(self._feeding.samples.nbytes, theirs)}"
+                raise UsageError(f"the state has {name}={theirs!r}, the loader {mine!r}", remedy)
         epoch, delivered, world, room = (state.get(name) for name in ("epoch", "delivered", "world", "room"))
         whole = (epoch, delivered, world, *(room if isinstance(room, list) and len(room) == 3 else (None,)))
         damaged = UsageError("the state is damaged", "give what state_dict() returned")

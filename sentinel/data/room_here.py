@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes, parse_amount
-from sentinel.data.sample_arena import ArenaShape
+from sentinel.data.sample_arena import ArenaShape, page_bytes_for
 from sentinel.samples import Layout
 from sentinel.system.disks import Disk
 from sentinel.system.limits import available_bytes
@@ -80,3 +81,10 @@ def unit_within(layout: Layout, shape: ArenaShape, most: int) -> int:
     while unit > 1 and unit * largest > shape.n_pages // 4:
         unit //= 2
     return unit
+
+
+def memory_for_unit(sample_nbytes: NDArray[np.int64], unit: int) -> int:
+    """With so many bytes of memory `unit_within` takes `unit` samples at once."""
+    page = page_bytes_for(sample_nbytes)
+    largest = -(-int(sample_nbytes.max()) // page)
+    return ArenaShape(len(sample_nbytes), 0, page).nbytes + 4 * unit * largest * (page + 4) + 2 * PAGE_BYTES

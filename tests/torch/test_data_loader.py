@@ -146,6 +146,23 @@ def test_a_job_goes_on_where_training_was(tars: list[str], order: str, before: i
     second.close()
 
 
+@pytest.mark.parametrize("order", ["windowed", "redirect"])
+def test_a_state_that_needs_more_memory_names_how_much(tmp_path: Path, order: str) -> None:
+    path = rows(tmp_path, 6000, 64)
+    asked: dict[str, Any] = {"transform": len, "order": order, "unit": 64}
+    first = loader_of(path, memory="20%", **asked)
+    next(iter(first))
+    state = first.state_dict()
+    second = loader_of(path, memory="8%", **asked)
+    with pytest.raises(UsageError, match=r"make it with unit=64 and at least memory=\d+$") as refused:
+        second.load_state_dict(state)
+    memory = int(str(refused.value).rpartition("memory=")[2])
+    third = loader_of(path, memory=memory, **asked)
+    third.load_state_dict(state)
+    for loader in (first, second, third):
+        loader.close()
+
+
 @pytest.mark.parametrize("order", ["exact", "windowed", "redirect"])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_job_that_goes_on_twice_with_other_ranks_loses_nothing(tmp_path: Path, order: str, drop_last: bool) -> None:
