@@ -65,7 +65,7 @@ class Region:
     def huge_bytes(self) -> int:
         """Bytes of it, and of what the kernel joined with it, that lie in huge pages now."""
         found, inside = 0, False
-        for line in Path("/proc/self/smaps").read_text().splitlines():
+        for line in Path("/proc/self/smaps").read_text(errors="surrogateescape").splitlines():
             first = line.split(" ", 1)[0]
             if "-" in first and not first.endswith(":"):
                 low, high = (int(word, 16) for word in first.split("-"))

@@ -31,7 +31,8 @@ def parse_bytes(text: str | int) -> int:
     above MOST_BYTES."""
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
-            raise UsageError("a negative number is not an amount of memory", "give a positive number of bytes")
+            shown = text if -text <= MOST_BYTES else "a negative number"  # it may have thousands of digits
+            raise UsageError(f"{shown} is not an amount of memory", "give a positive number of bytes")
         return _bounded(text)
     match = _NUMBER.fullmatch(str(text))
     unit = match.group(2).lower() if match else None

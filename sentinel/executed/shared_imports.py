@@ -61,7 +61,7 @@ def own_present_pages() -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.malloc_trim(ctypes.c_size_t(0))
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
         span, rights = line.split()[:2]
         if rights.startswith("rw") and rights.endswith("p"):
             start, stop = (int(word, 16) for word in span.split("-"))

@@ -71,7 +71,7 @@ def made_for_torch(name: str, sources: Path) -> Library:
 
 def _folders_of(library: str) -> list[str]:
     """From where this process has it: not every linker searches there. None where the kernel does not tell."""
-    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+    with contextlib.suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as maps:
         paths = (line.split(maxsplit=5)[-1].strip() for line in maps)
         return sorted({os.path.dirname(path) for path in paths if os.path.basename(path).startswith(library)})
     return []

@@ -155,7 +155,7 @@ class PassiveSession:
         """New tensors come from PyTorch's own allocator. Those that live in frames stay there until they die, and are
         brought in where they are needed, as before."""
         if self._framed is not None and RUNTIME.sink is self:
-            with contextlib.suppress(SentinelError, MemoryError, OSError):  # only a report wants these
+            with contextlib.suppress(SentinelError, MemoryError, OSError, ValueError):  # only a report wants these
                 self._recorded = self._framed.recorded()
                 self._resident_bytes = self._framed.resident_bytes()
         self._close()
@@ -230,6 +230,7 @@ class PassiveSession:
             return
         self._framed.step()
         assert self._memory is not None
+        self._memory.give_back()  # what named tensors have left, which other threads may have read until now
         # without resident bytes and the bound, which take time to find
         told = figures_of(self._framed, self._tier, self._memory.counters(), 0, None, self._times)
         for kind, sentence in alarms(told, self._tier).items():

@@ -251,7 +251,9 @@ def _about_too_large(told: StorageFigures, tier: FileTier) -> str:
     if tier.cap is None:
         enough = f'fast="{told.too_large_bytes >> 20}MiB" would do'
     else:
-        enough = f"a cap higher by {format_bytes(missing)} would do (and as much fast, if given)"
+        more = -(-missing * tier.cap.ranks * 8 // 7)  # an eighth of a cap stays free
+        more = -(-more // (16 << 20)) * (16 << 20)
+        enough = f"a cap higher by {format_bytes(more)} would do (and as much fast, if given)"
     return (
         f"{counted(told.too_large, 'operator')}, first {told.too_large_by}, used up to"
         f" {format_bytes(told.too_large_bytes)} at once, more than {format_bytes(told.least_pool_bytes)}: the kernel"

@@ -56,10 +56,13 @@ class Mount(NamedTuple):
 
 def disk_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
     """The disk under a directory. Raises UsageError if it is none, or may not be written to."""
-    path = Path(folder).resolve()
-    if not path.is_dir():
-        raise UsageError(f"{folder} is not a directory", "name one that exists")
-    free = os.statvfs(path)
+    try:
+        path = Path(folder).resolve()
+        if not path.is_dir():
+            raise UsageError(f"{folder} is not a directory", "name one that exists")
+        free = os.statvfs(path)
+    except (OSError, RuntimeError) as error:  # such as a loop of links, or a folder that may not be searched
+        raise UsageError(f"{folder} cannot be used: {error}", "name a directory that this user may use") from error
     if free.f_flag & os.ST_RDONLY:
         raise UsageError(f"{folder} is on a file system that is mounted read-only", "name a directory on another one")
     if not os.access(path, os.W_OK | os.X_OK):

@@ -214,7 +214,7 @@ class FramedTensors:
         """What the kernel says that frames, and all that their addresses show, hold of memory now."""
         begin, end = self.facts.base, self.facts.base + self.facts.granules * FRAME_BYTES
         total, ours = 0, False
-        with open("/proc/self/smaps") as lines:
+        with open("/proc/self/smaps", errors="surrogateescape") as lines:  # names of files are of any bytes
             for line in lines:
                 first, _, rest = line.partition(" ")
                 if not first.endswith(":"):

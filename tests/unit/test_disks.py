@@ -122,3 +122,10 @@ def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     for name in ("file", "missing"):
         with pytest.raises(UsageError, match=name):
             disk_of(tmp_path / name)
+
+
+def test_a_loop_of_links_and_too_long_a_name_are_told(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for folder in (tmp_path / "loop", tmp_path / ("x" * 300)):
+        with pytest.raises(UsageError, match="cannot be used"):
+            disk_of(folder)
