@@ -35,6 +35,10 @@ _SOON = 64
 """A job joins another one in the first 64th part of an epoch. What it missed it reads sample by sample."""
 
 
+_LOOKING = 1 << 63
+"""Beside the epoch that a job wants: it has not decided who reads it."""
+
+
 class _Host(NamedTuple):
     """The job that reads an epoch for this one, and its arena."""
 
@@ -77,12 +81,14 @@ class SharedFeeding(FileFeeding):
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Join a job that reads the epoch, or plan it and read for others."""
         before, self._host = self._host, None
+        self._arena.counters[WANTED] = np.uint64(0 if begun else _LOOKING | epoch + 1)
         if begun is None and self._joined(self._share, order, epoch, before):
             return self._as_guest(order, epoch)
         self._arena.counters[HOST_PID] = 0
         try:
             self._arena.reserve()
         except UsageError:
+            self._arena.counters[WANTED] = 0
             if not self._hosted:
                 raise
             return self._without_memory(order, epoch, begun)
@@ -91,7 +97,8 @@ class SharedFeeding(FileFeeding):
 
     def _joined(self, share: ShareName, order: Order, epoch: int, before: _Host | None) -> bool:
         """Whether another job reads this epoch for this one. `before`: the one that read the last epoch, for which it
-        waits."""
+        waits; also for one that plans this epoch, and, of those that look as this one does, for those with lower slots.
+        """
         began, m, slot = time.monotonic(), order.per_rank(self._layout.n_samples), share.slot
         while True:
             waits = False
@@ -111,6 +118,10 @@ class SharedFeeding(FileFeeding):
                         told[JOINED + slot] = epoch + 1
                     self._host = _Host(job, arena, order, epoch)
                     return True
+                wanted = int(told[WANTED])
+                plans = wanted == epoch + 1 and not told[HOST_PID]
+                first = wanted == _LOOKING | epoch + 1 and job.slot < slot
+                waits |= (plans or first) and int(told[EPOCH]) != epoch + 1
                 waits |= same and int(told[EPOCH]) in (0, epoch) and bool(told[RUNNING])  # 0 while it plans
             if not waits or time.monotonic() - began > APART_S:
                 return False
@@ -180,6 +191,7 @@ class SharedFeeding(FileFeeding):
     def give_up(self) -> None:
         """Nobody waits for the reader any more, nor for this job's copies."""
         super().give_up()
+        self._arena.counters[WANTED] = 0
         if self._host is not None:
             self._host.arena.counters[JOINED + self._arena.slot] = 0
             self._host = None

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -42,6 +44,7 @@ from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.staged_samples import FromArena, Request  # noqa: E402
 from sentinel.samples import DIRECT, Begun, Epoch, Order, Room, plan  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 
 COUNT = 600
 
@@ -514,3 +517,33 @@ def test_the_memory_that_is_named_for_a_share_suffices(tmp_path: Path, name: str
         loader_of(path, name, memory=8192)
     number, unit = str(refused.value).partition("give at least ")[2].partition(",")[0].split()[:2]
     loader_of(path, name, memory=f"{float(number) + 0.1:.1f}{unit}").close()
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.2, 0.8])
+def test_jobs_that_begin_together_share_however_long_planning_takes(
+    tars: list[str], name: str, monkeypatch: pytest.MonkeyPatch, later_s: float
+) -> None:
+    real = SharedFeeding._planned
+
+    def slow(self: SharedFeeding, *given: Any) -> Any:
+        time.sleep(0.5)
+        return real(self, *given)
+
+    monkeypatch.setattr(SharedFeeding, "_planned", slow)
+    for reverse in (False, True):
+        loaders = [loader_of(tars, name) for _ in range(2)]
+        both = threading.Barrier(2)
+
+        def deliver(place: int, loader: Loader, both: threading.Barrier = both) -> list[int]:
+            time.sleep(later_s * place)
+            batches = iter(loader)
+            both.wait(LONGEST_S)  # the first may be at its first batch as the second comes
+            return [sample for batch in batches for sample in batch.tolist()]
+
+        with ThreadPoolExecutor(2) as pool:
+            got = list(pool.map(deliver, range(2), reversed(loaders) if reverse else loaders))
+        assert got[0] == got[1]
+        hosted = [loader._feeding._hosted for loader in loaders]  # type: ignore[attr-defined]
+        assert sorted(hosted) == [0, 1]
+        for loader in loaders:
+            loader.close()
