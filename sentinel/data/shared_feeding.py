@@ -37,6 +37,8 @@ _SOON = 64
 
 _LOOKING = 1 << 63
 """Beside the epoch that a job wants: it has not decided who reads it."""
+_LOOKS = 2
+"""How often a job looks who reads an epoch, where another one decided at the same moment."""
 
 
 class _Host(NamedTuple):
@@ -81,18 +83,22 @@ class SharedFeeding(FileFeeding):
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Join a job that reads the epoch, or plan it and read for others."""
         before, self._host = self._host, None
-        self._arena.counters[WANTED] = np.uint64(0 if begun else _LOOKING | epoch + 1)
-        if begun is None and self._joined(self._share, order, epoch, before):
-            return self._as_guest(order, epoch)
-        self._arena.counters[HOST_PID] = 0
+        told = self._arena.counters
+        for _ in range(_LOOKS if begun is None else 0):
+            told[WANTED] = np.uint64(_LOOKING | epoch + 1)
+            if self._joined(self._share, order, epoch, before):
+                return self._as_guest(order, epoch)
+            told[HOST_PID], told[WANTED] = 0, epoch + 1
+            if not self._comes_after(self._share, epoch):
+                break
+        told[HOST_PID], told[WANTED] = 0, 0 if begun else epoch + 1
         try:
             self._arena.reserve()
         except UsageError:
-            self._arena.counters[WANTED] = 0
+            told[WANTED] = 0
             if not self._hosted:
                 raise
             return self._without_memory(order, epoch, begun)
-        self._arena.counters[WANTED] = 0 if begun else epoch + 1
         return self._begun(order, epoch, begun, 0 if begun else epoch + 1)
 
     def _joined(self, share: ShareName, order: Order, epoch: int, before: _Host | None) -> bool:
@@ -118,14 +124,18 @@ class SharedFeeding(FileFeeding):
                         told[JOINED + slot] = epoch + 1
                     self._host = _Host(job, arena, order, epoch)
                     return True
-                wanted = int(told[WANTED])
-                plans = wanted == epoch + 1 and not told[HOST_PID]
-                first = wanted == _LOOKING | epoch + 1 and job.slot < slot
-                waits |= (plans or first) and int(told[EPOCH]) != epoch + 1
+                waits |= _plans(arena, epoch) or (job.slot < slot and _looks(arena, epoch))
                 waits |= same and int(told[EPOCH]) in (0, epoch) and bool(told[RUNNING])  # 0 while it plans
             if not waits or time.monotonic() - began > APART_S:
                 return False
             time.sleep(1e-3)
+
+    def _comes_after(self, share: ShareName, epoch: int) -> bool:
+        """Whether this job, which has just said that it plans this epoch, leaves it to one with a lower slot: neither
+        had seen the other."""
+        jobs = [job for job in share.others() if job.slot < share.slot and share.agrees(job)]
+        arenas = [arena for job in jobs if (arena := self._opened(job)) is not None]
+        return any(_plans(arena, epoch) or _looks(arena, epoch) for arena in arenas)
 
     def _opened(self, job: Job) -> SampleArena | None:
         return arena_of(job.pid, job.descriptor, job.inode, self._arena.shape, self._arena.slot)
@@ -227,3 +237,14 @@ class SharedFeeding(FileFeeding):
             if unlike:
                 return f"{said}; process {job.pid} reads for itself, with another {', '.join(unlike)}"
         return said
+
+
+def _looks(arena: SampleArena, epoch: int) -> bool:
+    """Whether its job has not decided yet who reads this epoch for it."""
+    return int(arena.counters[WANTED]) == _LOOKING | epoch + 1
+
+
+def _plans(arena: SampleArena, epoch: int) -> bool:
+    """Whether its job is about to read this epoch, for itself and others."""
+    told = arena.counters
+    return int(told[WANTED]) == epoch + 1 != int(told[EPOCH]) and not told[HOST_PID]
