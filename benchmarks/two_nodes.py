@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import _bench
-from benchmarks.two_nodes_figures import EXAMPLES, LEAST, MACHINE, MOST, TIERING
+from benchmarks.two_nodes_figures import EXAMPLES, LEAST, MACHINE, MOST, TIERING, WATCHED
 from benchmarks.two_nodes_results import take_over
 from sentinel import machines
 from sentinel.core.profile import Profile
@@ -70,7 +70,7 @@ class Job(NamedTuple):
         """What its result has to be of."""
         plan = hashlib.sha256(self.plan.read_bytes()).hexdigest()
         told = {"placements": list(self.placements), "warm_up": self.warm_up, "measured": self.measured, "plan": plan}
-        return {**told, "fast": FAST}
+        return {**told, "fast": FAST, "watched": WATCHED}
 
     def command(self, memory: str, timeout_s: float) -> list[str]:
         """Run in the machine: `sentinel compare --executed`, of the plan and the machine that lie in one folder."""

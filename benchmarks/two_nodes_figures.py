@@ -32,6 +32,17 @@ def rates(machine: str) -> tuple[float, float]:
     return planned["tiers"][1]["read_bytes_per_s"] / 1e9, planned["links"][0]["bandwidth_bytes_per_s"] / 1e9
 
 
+WATCHED = "natively"
+"""How operators are watched in the measured steps. Results without that are of PyTorch's dispatch mode, under which a
+step allocates more than others."""
+
+
+def are_undisturbed(results: Results) -> bool:
+    """Whether watching changed no measured step."""
+    runs = (run for found in results.values() for run in found["runs"])
+    return all((run.get("settings") or {}).get("watched") == WATCHED for run in runs)
+
+
 def watched_share(found: Found, name: str) -> float | None:
     """Of the touched bytes of the measured steps, how many fast memory served. None: not measured."""
     row = row_of(found, name)

@@ -11,6 +11,7 @@ from benchmarks.two_nodes_figures import (
     OURS,
     TIERING,
     Results,
+    are_undisturbed,
     fewer_than_tiering,
     link_bytes,
     middle,
@@ -62,11 +63,12 @@ def _claim(results: Results) -> str:
 
 
 def _section(results: Results, machine: str) -> list[str]:
+    since = "" if are_undisturbed(results) else ", since watching disturbs it"
     head = (
         "On the emulated two nodes, with a fifth of the footprint fast: how many MiB a step brings over the link to"
         " slow memory once memory is filled, served from there or moved in either direction, and how many of the"
-        " touched bytes fast memory serves. For ours there are two counts, the watcher's and Sentinel's own, since"
-        " watching disturbs it; the table has the worse one."
+        " touched bytes fast memory serves. For ours there are two counts, the watcher's and Sentinel's own"
+        f"{since}; the table has the worse one."
     )
     rows = [["placement", *(NAMES[example] for example in results)], ["---"] * (len(results) + 1)]
     for words, name in PLACEMENTS.items():

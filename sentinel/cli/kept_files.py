@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sentinel.cli.common import check_outputs
 from sentinel.cli.script_session import said
 from sentinel.core.errors import SentinelError
+from sentinel.core.interrupts import is_interrupt
 from sentinel.runtime import RUNTIME, Observer
 from sentinel.system.launched import SHOWN, launched, of_rank, of_this_rank
 from sentinel.system.progress import say
@@ -166,6 +167,8 @@ class KeptFiles(Observer):
             try:
                 self._write(session.report(bounded=False), "trains")
             except Exception as error:
+                if is_interrupt(error):
+                    raise
                 self._complain(str(error))
         now = time.monotonic()
         self._wait = max(min(2 * self._wait, MOST_S), (now - began) / COST_SHARE)

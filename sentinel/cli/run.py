@@ -30,6 +30,7 @@ from sentinel.cli.script import BY_INTERRUPT, EndsByInterrupt, module_named, run
 from sentinel.cli.script_session import prepare_session, said, settings_wherever_the_script_goes
 from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
+from sentinel.core.interrupts import is_interrupt
 from sentinel.core.units import parse_fast
 from sentinel.runtime import RUNTIME
 from sentinel.system import progress
@@ -245,8 +246,11 @@ def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None,
         if os.getpid() != process:  # a forked child: the files are its parent's
             return
         story.steps += 1
-        with contextlib.suppress(Exception):  # the script's own step must not fail for it
+        try:
             kept.stepped()
+        except Exception as error:  # the script's own step must not fail for it
+            if is_interrupt(error):
+                raise
         limit.stepped()
 
     after_each_step(stepped)

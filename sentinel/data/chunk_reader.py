@@ -388,7 +388,8 @@ class _Reading:
             finally:
                 with self._lock:
                     self.under_way.pop(read.number, None)
-                    self.say_done()
+                    if not self.abandoned:
+                        self.say_done()
                 slots.release()
 
     def _carry_out(self, read: _Read) -> None:

@@ -157,7 +157,8 @@ class ChunkProvider:
             while not self._quiet.wait(_LOOKED_AGAIN_S) and not self._stopping.is_set():
                 if not self._unrepeated:
                     (asked,) = line.ask((b"GET", self._own.asked))
-                    self._learn(asked)
+                    with self._putting:  # or what is put now would count as if it repeated what is learnt here
+                        self._learn(asked)
                 if self._unrepeated:
                     self._put([], line)
 

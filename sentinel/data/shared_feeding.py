@@ -82,28 +82,43 @@ class SharedFeeding(FileFeeding):
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Join a job that reads the epoch, or plan it and read for others."""
+        try:
+            return self._joined_or_planned(order, epoch, begun)
+        except BaseException:
+            self._arena.counters[WANTED] = 0  # nobody waits for what does not come
+            raise
+
+    def _joined_or_planned(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         before, self._host = self._host, None
-        told = self._arena.counters
+        told, leads = self._arena.counters, self._has_guests(epoch)
         for _ in range(_LOOKS if begun is None else 0):
             told[WANTED] = np.uint64(_LOOKING | epoch + 1)
-            if self._joined(self._share, order, epoch, before):
+            if self._joined(self._share, order, epoch, before, leads=leads):
                 return self._as_guest(order, epoch)
             told[HOST_PID], told[WANTED] = 0, epoch + 1
-            if not self._comes_after(self._share, epoch):
+            if not self._comes_after(self._share, epoch, leads=leads):
                 break
         told[HOST_PID], told[WANTED] = 0, 0 if begun else epoch + 1
         try:
             self._arena.reserve()
         except UsageError:
-            told[WANTED] = 0
             if not self._hosted:
                 raise
+            told[WANTED] = 0
             return self._without_memory(order, epoch, begun)
         return self._begun(order, epoch, begun, 0 if begun else epoch + 1)
 
-    def _joined(self, share: ShareName, order: Order, epoch: int, before: _Host | None) -> bool:
+    def _has_guests(self, epoch: int) -> bool:
+        """Whether this job read the epoch before for others too: they wait for it, so it waits for none of them."""
+        told = self._arena.counters
+        guests = told[JOINED : JOINED + self._arena.shape.jobs] == epoch
+        guests[self._arena.slot] = False
+        return epoch > 0 and int(told[EPOCH]) == epoch and bool(guests.any())
+
+    def _joined(self, share: ShareName, order: Order, epoch: int, before: _Host | None, *, leads: bool) -> bool:
         """Whether another job reads this epoch for this one. `before`: the one that read the last epoch, for which it
-        waits; also for one that plans this epoch, and, of those that look as this one does, for those with lower slots.
+        waits; also for one that plans this epoch, and, unless it `leads`, of those that look as this one does, for
+        those with lower slots.
         """
         began, m, slot = time.monotonic(), order.per_rank(self._layout.n_samples), share.slot
         while True:
@@ -124,18 +139,18 @@ class SharedFeeding(FileFeeding):
                         told[JOINED + slot] = epoch + 1
                     self._host = _Host(job, arena, order, epoch)
                     return True
-                waits |= _plans(arena, epoch) or (job.slot < slot and _looks(arena, epoch))
+                waits |= _plans(arena, epoch) or (not leads and job.slot < slot and _looks(arena, epoch))
                 waits |= same and int(told[EPOCH]) in (0, epoch) and bool(told[RUNNING])  # 0 while it plans
             if not waits or time.monotonic() - began > APART_S:
                 return False
             time.sleep(1e-3)
 
-    def _comes_after(self, share: ShareName, epoch: int) -> bool:
+    def _comes_after(self, share: ShareName, epoch: int, *, leads: bool) -> bool:
         """Whether this job, which has just said that it plans this epoch, leaves it to one with a lower slot: neither
         had seen the other."""
         jobs = [job for job in share.others() if job.slot < share.slot and share.agrees(job)]
         arenas = [arena for job in jobs if (arena := self._opened(job)) is not None]
-        return any(_plans(arena, epoch) or _looks(arena, epoch) for arena in arenas)
+        return any(_plans(arena, epoch) or (not leads and _looks(arena, epoch)) for arena in arenas)
 
     def _opened(self, job: Job) -> SampleArena | None:
         return arena_of(job.pid, job.descriptor, job.inode, self._arena.shape, self._arena.slot)
@@ -200,8 +215,8 @@ class SharedFeeding(FileFeeding):
 
     def give_up(self) -> None:
         """Nobody waits for the reader any more, nor for this job's copies."""
+        self._arena.counters[WANTED] = 0  # first: the reader may take a minute to end
         super().give_up()
-        self._arena.counters[WANTED] = 0
         if self._host is not None:
             self._host.arena.counters[JOINED + self._arena.slot] = 0
             self._host = None

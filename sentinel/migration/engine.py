@@ -284,6 +284,10 @@ class Engine:
         self._block_mover.collect()
         return stall
 
+    def look_soon(self) -> None:
+        """See PageAudit.hurry."""
+        self._audit.hurry()
+
     def _look_for_strays(self, layer: int) -> None:
         """`layer` begins: look at the pages of some blocks."""
         ended = (layer or self._plan.n_layers) - 1

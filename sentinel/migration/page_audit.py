@@ -6,7 +6,7 @@ account knows of. So, after a fork, a block is looked at when a layer that write
 fast memory before anything else is promoted, up to FIRST_BYTES a step; of the rest a share each step. Each block is
 looked at once in AUDIT_STEPS steps, whatever the reason may be: reclaim, a changed cpuset, a node taken offline.
 Migrations that fail may be a sign of the latter, so after the first that failed, and whenever twice as many have, each
-is looked at within HURRIED_STEPS.
+is looked at within HURRIED_STEPS; so it is where tensors were loaded in mid-session.
 
 To look at a block takes as long as to ask for each of its pages: 0.1 to 0.3 s a GiB. So a step looks at a share of the
 bytes, in turn, and no promotion waits for it, but for the first FIRST_BYTES that were written after a fork.
@@ -38,7 +38,7 @@ CLEAN_STEPS = 2
 """After a fork a block is suspected until looks at the end of 2 steps have found nothing that had strayed."""
 
 _FORK = "copy-on-write after a fork"
-_OTHER = "reclaim, balancing, a changed cpuset, a node taken offline or something else of its own"
+_OTHER = "reclaim, balancing, tensors that were loaded, a changed cpuset, a node taken offline or something else"
 
 
 class Check(NamedTuple):
@@ -83,6 +83,11 @@ class PageAudit:
         self._why = _OTHER
         self._next_failures = 1  # after so many failures, all are looked at
         self._found: list[tuple[int, int, int, int]] = []  # block, bytes demoted, promoted, that could not be moved
+
+    def hurry(self) -> None:
+        """Tensors were loaded under a plan: their pages were born wherever the policy of their addresses has it. Each
+        block is looked at within HURRIED_STEPS."""
+        self._hurried = 0
 
     def _dealt(self) -> list[list[int]]:
         """The blocks of each of AUDIT_STEPS steps: each block in one, by where it begins when all lie in a row."""

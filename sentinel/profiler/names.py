@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from sentinel.core.interrupts import is_interrupt
 from sentinel.core.trace import Role
 from sentinel.profiler import reducers
 from sentinel.runtime.ordinals import prefix
@@ -61,7 +62,9 @@ def storage_address(tensor: torch.Tensor) -> int:
     try:
         storage = tensor.untyped_storage()
         return storage.data_ptr() if storage.nbytes() else 0
-    except (RuntimeError, NotImplementedError):  # of a subclass that only wraps other tensors
+    except (RuntimeError, NotImplementedError) as error:  # of a subclass that only wraps other tensors
+        if is_interrupt(error):
+            raise
         return 0
 
 

@@ -193,6 +193,9 @@ class ApplyingPlans:
         for bucket in context.applying.buckets:
             self._renew(bucket, bucket.flow)
         self.apply(context.applying.current)
+        for bucket in context.applying.buckets:
+            if bucket.engine is not None:
+                bucket.engine.look_soon()
         why = "the optimizer had other tensors, as after load_state_dict: they moved into managed memory"
         _note_once(context, f"after {self.steps} steps: {why}")
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.optim import Optimizer
 
+from sentinel.core.interrupts import is_interrupt
 from sentinel.core.rules import first_broken
 from sentinel.profiler import operators
 from sentinel.session import written_since
@@ -111,6 +112,8 @@ class GradientWatch:
         try:
             log = operators.log()
         except Exception as error:
+            if is_interrupt(error):
+                raise
             return f"its operators could not be recorded ({error})"
         return first_broken(
             (not self._whole, "something interrupted its watch"),

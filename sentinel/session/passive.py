@@ -7,7 +7,6 @@ longest ago leaves. Any script trains so, from before its model is built.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import os
@@ -20,8 +19,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sentinel.core.ending import end_all
-from sentinel.core.errors import SentinelError
 from sentinel.core.granule_uses import GranuleUses
+from sentinel.core.interrupts import is_interrupt
 from sentinel.core.plan import Plan
 from sentinel.core.rules import require
 from sentinel.core.run import Run
@@ -155,9 +154,13 @@ class PassiveSession:
         """New tensors come from PyTorch's own allocator. Those that live in frames stay there until they die, and are
         brought in where they are needed, as before."""
         if self._framed is not None and RUNTIME.sink is self:
-            with contextlib.suppress(SentinelError, MemoryError, OSError, ValueError):  # only a report wants these
+            try:
                 self._recorded = self._framed.recorded()
                 self._resident_bytes = self._framed.resident_bytes()
+            except Exception as error:  # only a report wants these
+                if is_interrupt(error):
+                    self._close()
+                    raise
         self._close()
         return nothing_ran(None)
 

@@ -187,7 +187,7 @@ class TrainingJob:
 
 _EMPTY = nn.Module()
 
-REPLACED = "it took the place of a tensor that was there before, past PyTorch's allocator (as by load_state_dict)"
+REPLACED = "it came after tensors were moved into managed memory: loaded (as by load_state_dict), or without a slot"
 
 FIRST = 16
 """Tensors of an optimizer among which one is looked for that is large enough to be managed."""

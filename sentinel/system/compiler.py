@@ -70,7 +70,7 @@ class _NoRoom(OSError):
 def cache_folder() -> Path:
     """Where compiled libraries are kept: `sentinel` under XDG_CACHE_HOME, else under ~/.cache. A user without a home,
     as in a container under a number that no name belongs to, has none: nothing can be written there."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if base.startswith("~"):  # else it would be a folder of that name where the program runs
         base = os.devnull
     return Path(base) / "sentinel"

@@ -547,3 +547,35 @@ def test_jobs_that_begin_together_share_however_long_planning_takes(
         assert sorted(hosted) == [0, 1]
         for loader in loaders:
             loader.close()
+
+
+def test_a_job_that_others_wait_for_waits_for_none_of_them(tars: list[str], name: str) -> None:
+    """The guest has the lower slot, and looks for who reads the next epoch while the host still ends this one."""
+    guest, host = loader_of(tars, name), loader_of(tars, name)
+    began, looks = threading.Event(), threading.Event()
+
+    def reads_for_others() -> list[int]:
+        got, batches = [], iter(host)
+        for number, batch in enumerate(batches, 1):
+            began.set()
+            if number == COUNT // 20 - 1:
+                assert looks.wait(LONGEST_S)
+                time.sleep(0.3)
+            got += batch.tolist()
+        return got + [sample for batch in host for sample in batch.tolist()]
+
+    def is_read_for() -> list[int]:
+        assert began.wait(LONGEST_S)
+        got = [sample for batch in guest for sample in batch.tolist()]
+        looks.set()
+        return got + [sample for batch in guest for sample in batch.tolist()]
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(reads_for_others), pool.submit(is_read_for)]
+        got = [each.result(LONGEST_S) for each in both]
+    assert got[0] == got[1]
+    assert len(got[0]) == 2 * COUNT
+    hosted = [loader._feeding._hosted for loader in (guest, host)]  # type: ignore[attr-defined]
+    assert hosted == [2, 0]
+    for loader in (guest, host):
+        loader.close()

@@ -268,10 +268,19 @@ def _listing(store: Any, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _info(store: Any, name: str) -> dict[str, Any]:
-    """What the store says now: many answer from the last listing of the folder."""
-    store.invalidate_cache(name.rpartition("/")[0])
+    """What the store says, at most `recheck_s` ago: many answer from the last listing of the folder, which is one or
+    more requests."""
+    folder = name.rpartition("/")[0]
+    key = os.getpid(), id(store), folder
+    if time.monotonic() - _LISTED_ANEW.get(key, -inf) >= StoredObject.recheck_s:
+        store.invalidate_cache(folder)
+        _LISTED_ANEW[key] = time.monotonic()
     told: dict[str, Any] = store.info(name)
     return told
+
+
+_LISTED_ANEW: dict[tuple[int, int, str], float] = {}
+"""Process, store and folder -> when its listing was last dropped."""
 
 
 def _state(url: str, told: dict[str, Any]) -> SourceFile:
