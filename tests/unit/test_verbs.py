@@ -285,6 +285,7 @@ def test_what_is_read_is_not_replaced_by_what_is_written(
     assert [path.read_text() for path in read] == [path.name for path in read]
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("named", ["jobs.py:make", "jobs:make"])
 def test_the_file_of_a_factory_is_not_replaced_by_its_estimate(
     named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
