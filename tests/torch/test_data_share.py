@@ -551,14 +551,16 @@ def test_jobs_that_begin_together_share_however_long_planning_takes(
 
 def test_a_job_that_others_wait_for_waits_for_none_of_them(tars: list[str], name: str) -> None:
     """The guest has the lower slot, and looks for who reads the next epoch while the host still ends this one."""
-    guest, host = loader_of(tars, name), loader_of(tars, name)
-    began, looks = threading.Event(), threading.Event()
+    guest, host = (loader_of(tars, name, batch_size=4) for _ in range(2))  # who comes at the second batch is not late
+    began, comes, looks = (threading.Event() for _ in range(3))
 
     def reads_for_others() -> list[int]:
         got, batches = [], iter(host)
         for number, batch in enumerate(batches, 1):
-            began.set()
-            if number == COUNT // 20 - 1:
+            if number == 1:
+                began.set()
+                assert comes.wait(LONGEST_S)
+            if number == COUNT // 4 - 1:
                 assert looks.wait(LONGEST_S)
                 time.sleep(0.3)
             got += batch.tolist()
@@ -566,7 +568,10 @@ def test_a_job_that_others_wait_for_waits_for_none_of_them(tars: list[str], name
 
     def is_read_for() -> list[int]:
         assert began.wait(LONGEST_S)
-        got = [sample for batch in guest for sample in batch.tolist()]
+        got = []
+        for batch in guest:
+            comes.set()
+            got += batch.tolist()
         looks.set()
         return got + [sample for batch in guest for sample in batch.tolist()]
 

@@ -54,6 +54,7 @@ ELSEWHERE = {
     "profiler/flops.py: caches flops": "pure",
     "planner/assemble.py: sets _packed": "pure, of the last four steps",
     "planner/assemble.py: calls _packed.clear": "as above",
+    "data/sources/stored_file.py: sets _LISTED_ANEW": "when a store's listings were dropped, which the process keeps",
     "profiler/record.py: caches _operator_ns": "what recording an operator costs here, measured once",
     "system/compiler.py: caches _version": "what the compiler of that path says",
 }
