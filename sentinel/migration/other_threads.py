@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from sentinel.core.interrupts import is_interrupt
 from sentinel.migration import frame_locals
 
 MOST_OBJECTS = 300_000
@@ -72,7 +73,9 @@ def _address(tensor: torch.Tensor) -> int:
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return tensor.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):  # it has no memory
+        except (RuntimeError, NotImplementedError) as error:  # it has no memory
+            if is_interrupt(error):
+                raise
             return 0
 
 

@@ -8,8 +8,6 @@ values of one size; otherwise the file is read once for it.
 from __future__ import annotations
 
 import difflib
-import io
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -185,30 +183,10 @@ def _not_sound(path: str, why: str) -> FormatError:
     return FormatError(path, "parquet", f"has no sound footer ({why[:80]}); copy it again")
 
 
-class _NothingRead(io.RawIOBase):
-    """A file of so many bytes that gives none."""
+class _NothingRead(Stream):
+    """One that gives no bytes."""
 
     SAID = "nothing is read"
-
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes, self._at = nbytes, 0
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def readable(self) -> bool:
-        """As if."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of any file."""
-        self._at = offset + (0, self._at, self._nbytes)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """As of any file."""
-        return self._at
 
     def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002 -- as of any file
         """Raises OSError."""
@@ -223,7 +201,7 @@ def _check_footer(file: OpenedFile, nbytes: int, groups: list[int]) -> None:
     counts = [file.kept.row_group(group).num_rows for group in range(file.kept.num_row_groups)]
     if min(counts, default=0) < 0 or sum(counts) != file.kept.num_rows:
         raise _not_sound(file.path, f"its row groups have other than {file.kept.num_rows} rows")
-    source = pq.ParquetFile(_NothingRead(nbytes), metadata=file.kept, pre_buffer=True)
+    source = pq.ParquetFile(_NothingRead(file, nbytes), metadata=file.kept, pre_buffer=True)
     for group in groups:
         try:
             source.read_row_group(group, use_threads=False)

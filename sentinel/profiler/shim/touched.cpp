@@ -175,6 +175,15 @@ void put(const at::Tensor &tensor, Frame &frame) {
   if (measure(tensor, &touched.told)) frame.operands.push_back(touched);
 }
 
+// Whether it is sparse: then its parts count.
+bool put_sparse(const at::Tensor &tensor, Frame &frame) {
+  const at::SparseTensorImpl *sparse = sparse_of(tensor);
+  if (sparse == nullptr) return false;
+  put(sparse->indices(), frame);
+  put(sparse->values(), frame);
+  return true;
+}
+
 bool is_table(const at::Tensor &tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && has_sizes(tensor) && tensor.dim() > 0;
 }
@@ -216,11 +225,7 @@ void take_inputs(const Known &known, c10::ArrayRef<const c10::IValue> inputs, Fr
     if (index < known.about.arguments.size()) access = known.about.arguments[index];
     frame.writes |= access.writes;
     each_tensor(value, [&](const at::Tensor &tensor) {
-      if (const at::SparseTensorImpl *sparse = sparse_of(tensor)) {
-        put(sparse->indices(), frame);
-        put(sparse->values(), frame);
-        return;
-      }
+      if (put_sparse(tensor, frame)) return;
       Touched touched{};
       if (!measure(tensor, &touched.told)) return;
       frame.given.insert(touched.told.storage);
@@ -238,11 +243,7 @@ bool take_outputs(const std::vector<c10::IValue> &outputs, Frame &frame) {
   bool passed_on = false;
   for (const c10::IValue &value : outputs) {
     each_tensor(value, [&](const at::Tensor &tensor) {
-      if (const at::SparseTensorImpl *sparse = sparse_of(tensor)) {
-        put(sparse->indices(), frame);
-        put(sparse->values(), frame);
-        return;
-      }
+      if (put_sparse(tensor, frame)) return;
       Touched touched{};
       if (!measure(tensor, &touched.told)) return;
       if (frame.given.count(touched.told.storage) != 0) {
