@@ -162,7 +162,8 @@ void end() {
   sn::Lock held(&sn::watching);
   session.reader->stop();
   sn::granules_stop();
-  session.rested = sn::exclusive_rested();
+  // Another thread ends it by a fork, while the owner counts on: a watch that is cut off has no figures.
+  session.rested = sn_memory_is_owner() != 0 ? sn::exclusive_rested() : sn::Rested{};
   rest_freed_pages(0);
   if (sn::armed.uffd >= 0) sn_system(SYS_close, sn::armed.uffd, 0, 0, 0, 0, 0);
   sn::armed.uffd = -1;
