@@ -479,6 +479,7 @@ typedef struct sn_frames_counters {
   uint64_t failed_reads, failed_writes; /* pieces of transfers that the disk, or a limit, refused */
   uint64_t read_failure, write_failure; /* positive errno of the last of each */
   uint64_t pinned;          /* granules that stay as they are, since a device has pages of theirs */
+  uint64_t file_full;       /* times that a granule was to have a region, and none was free */
 } sn_frames_counters;
 
 typedef struct sn_frames_result {

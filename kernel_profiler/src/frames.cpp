@@ -270,8 +270,10 @@ int attach(sn_frames &f, uint32_t first, uint32_t count) {
   for (uint32_t i = first; i < first + count; i++)
     if (f.granules[i].view != View::kNothing) return -EEXIST;
   if (count > f.pool.count()) return -ENOSPC;
+  int error = sn::need_regions(f, count);  // else others would leave in vain
+  if (error != 0) return error;
   take_in_own_pages(f);
-  int error = make_room(f, count, first, first + count);
+  error = make_room(f, count, first, first + count);
   f.needs++;
   uint32_t done = first;
   for (; error == 0 && done < first + count; done++) error = attach_one(f, done);
@@ -421,6 +423,7 @@ extern "C" int sn_frames_count(sn_frames *f, sn_frames_counters *out) {
   out->failed_writes = f->failed_writes;
   out->read_failure = static_cast<uint64_t>(f->read_failure);
   out->write_failure = static_cast<uint64_t>(f->write_failure);
+  out->file_full = f->file_full;
   return 0;
 }
 

@@ -89,6 +89,7 @@ struct sn_frames {
   int64_t anonymous = 0;   // pages of the process; the least since they were looked through
   uint64_t own_pages = 0;  // beside the frames, that the last look has found and left
   uint64_t most_own_pages = 0, unread_bytes = 0;
+  uint64_t file_full = 0;  // times that no region was free
   uint32_t kept = 0;    // granules
   uint32_t pinned = 0;    // granules
   uint64_t pins_seen = 0;  // granules that were found so, ever
@@ -165,6 +166,8 @@ bool is_pinned(sn_frames &f, uint32_t granule);
 
 // frames_orders.cpp: transfers.
 
+// So many regions are free, at most as many as there are frames; 0 or -ENOSPC.
+int need_regions(sn_frames &f, uint32_t count);
 // A region for the granule that may be written; 0 or -ENOSPC.
 int region_for(sn_frames &f, uint32_t granule);
 // An order with memory for so many granules, known by its id; throws where there is no memory.

@@ -30,7 +30,10 @@ size_t add_piece(Order &order, uint32_t region, uint64_t address) {
 // What forked children read is not written while they live: until then the file may take more than was asked for.
 int grow_file(sn_frames &f) {
   const uint32_t now = f.regions.count(), more = std::max(f.pool.count(), kGrowTogether);
-  if (f.regions.generations() == 0 || now >= sn::kNone - more) return -ENOSPC;
+  if (f.regions.generations() == 0 || now >= sn::kNone - more) {
+    f.file_full++;
+    return -ENOSPC;
+  }
   return sn::guarded([&] {
     const int error = f.file.grow((uint64_t{now} + more) * sn::kFrameBytes);
     if (error == 0) f.regions.extend(more);
@@ -77,6 +80,8 @@ int error_of(const Order &order, const Item &item) {
 }
 
 void forsake_region(Granule &g) { g.region = kNone; }
+
+int need_regions(sn_frames &f, uint32_t count) { return f.regions.has_free(count) ? 0 : grow_file(f); }
 
 int region_for(sn_frames &f, uint32_t granule) {
   Granule &g = f.granules[granule];

@@ -56,6 +56,16 @@ void Regions::give(uint32_t region) {
   if (region != kNone) owned_[region] = 0;
 }
 
+bool Regions::has_free(uint32_t wanted) {
+  for (int attempt = 0; attempt < 2; attempt++) {
+    uint32_t free = 0;
+    for (uint32_t i = 0; i < count() && free < wanted; i++) free += is_free((next_ + i) % count()) ? 1 : 0;
+    if (free == wanted) return true;
+    thaw();
+  }
+  return false;
+}
+
 uint32_t Regions::free_count() {
   uint32_t free = 0;
   for (uint32_t region = 0; region < count(); region++) free += is_free(region) ? 1 : 0;

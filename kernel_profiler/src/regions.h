@@ -21,6 +21,7 @@ class Regions {
   void freeze(uint32_t region) { holds_[region]++; }  // for ever
   bool may_write(uint32_t region) const { return holds_[region] == 0; }
   uint32_t free_count();
+  bool has_free(uint32_t wanted);  // so many
   uint32_t count() const { return static_cast<uint32_t>(holds_.size()); }
 
   // A fork: what `read` lists is not written until the child is gone, with all that it forked. Before the fork:

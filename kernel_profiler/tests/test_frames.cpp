@@ -199,8 +199,10 @@ void there_is_no_more_than_was_asked_for() {
   sn_frames *frames = open_frames(request_of(3, 6, 4));
   CHECK(sn_frames_attach(frames, 0, 4) == -ENOSPC);  // more than all frames
   CHECK(sn_frames_attach(frames, 0, 3) == 0 && sn_frames_attach(frames, 2, 1) == -EEXIST);
+  CHECK(counted(frames).file_full == 0);
   CHECK(sn_frames_attach(frames, 3, 2) == -ENOSPC);  // the file has four regions
-  CHECK(counted(frames).in_state[SN_GRANULE_ABSENT] == 3);
+  CHECK(counted(frames).in_state[SN_GRANULE_ABSENT] == 3 && counted(frames).file_full == 1);
+  CHECK(counted(frames).in_state[SN_GRANULE_DIRTY] == 3 && counted(frames).written_bytes == 0);  // nobody left in vain
   CHECK(sn_frames_attach(frames, 3, 1) == 0);
   CHECK(sn_frames_need(frames, facts(frames).base, 3 * kGranule, 1) == 0);
   CHECK(sn_frames_arrive(frames, 3, 1, 1) == -ENOSPC);  // nobody leaves for it

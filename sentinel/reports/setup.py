@@ -81,7 +81,7 @@ class StorageFigures(NamedTuple):
     `read_lately_bytes_per_s`, `write_lately_bytes_per_s`: how fast the last such transfers were.
 
     `failed_reads`, `failed_writes`: transfers that the disk or a limit refused; `read_failure`, `write_failure`: errno
-    of the last of each, or 0.
+    of the last of each, or 0. `file_full`: times that the file had no room for a new tensor.
     """
 
     pool_bytes: int
@@ -139,6 +139,7 @@ class StorageFigures(NamedTuple):
     failed_writes: int = 0
     read_failure: int = 0
     write_failure: int = 0
+    file_full: int = 0
 
 
 @dataclass(frozen=True)

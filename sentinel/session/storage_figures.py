@@ -163,6 +163,7 @@ def figures_of(
         failed_writes=told.frames.failed_writes,
         read_failure=told.frames.read_failure,
         write_failure=told.frames.write_failure,
+        file_full=told.frames.file_full,
     )
 
 
@@ -174,7 +175,9 @@ def notes_on(
     budget, there = format_bytes(told.pool_bytes), format_bytes(unnamed_bytes)
     allocations, refused = counted(told.refused, "allocation"), format_bytes(told.refused_bytes)
     more = "raise fast" if tier.cap is None else "raise cap (and fast, if given)"
-    if told.failed_writes:
+    if told.file_full:
+        more = "the file was full"
+    elif told.failed_writes:
         more = "nobody could leave for them, since the file could not be written"
     hour = told.written_bytes * 3600 / max(ran_s, 1)
     return holding(
@@ -223,6 +226,7 @@ def alarms(told: StorageFigures, tier: FileTier) -> dict[str, str]:
             told.failed_reads,
             _about_failures(tier, f"{counted(told.failed_reads, 'read')} from", told.read_failure, read),
         ),
+        "file full": (told.file_full, _about_full(told, tier)),
         "reads are slow": (told.direct and _is_slow(*reads), _about_slow(tier, "read", *reads)),
         "writes are slow": (told.direct and _is_slow(*writes), _about_slow(tier, "written", *writes)),
     }
@@ -232,6 +236,17 @@ def alarms(told: StorageFigures, tier: FileTier) -> dict[str, str]:
 def _about_failures(tier: FileTier, which: str, code: int, became: str) -> str:
     remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
     return f"{which} the file in {tier.folder} failed ({os.strerror(code)}). No byte is lost: {became}{remedy}."
+
+
+def _about_full(told: StorageFigures, tier: FileTier) -> str:
+    """What would do: all that tensors have had at one time, and a quarter for holes between them."""
+    needed = (told.tensor_peak_bytes + told.elsewhere_peak_bytes) * 5 // 4
+    enough = max(needed, told.file_bytes + 1) // (64 << 20) * 64 + 64
+    return (
+        f"The file in {tier.folder}, of {format_bytes(told.file_bytes)}, is full, so new tensors took memory beyond the"
+        " budget. All tensors of 1 MiB and more together can be no larger than the file; allow at least"
+        f" file:{tier.folder}={enough}MiB"
+    )
 
 
 def _is_slow(best: int, lately: int) -> bool:

@@ -76,7 +76,8 @@ class Counters(NamedTuple):
     found. `unread_bytes`: were away, and came without being read, since they were to be zero. `kept`: granules that
     stay resident, since stores that nobody announced came again and again. `failed_reads`, `failed_writes`: pieces of
     transfers that the disk or a limit refused; `read_failure`, `write_failure`: errno of the last of each, or 0.
-    `pinned`: granules that stay as they are, since a device has pages of theirs."""
+    `pinned`: granules that stay as they are, since a device has pages of theirs. `file_full`: times that a granule was
+    to have a region of the file, and none was free."""
 
     free_frames: int
     free_regions: int
@@ -98,6 +99,7 @@ class Counters(NamedTuple):
     read_failure: int
     write_failure: int
     pinned: int
+    file_full: int
 
 
 class Turned(NamedTuple):

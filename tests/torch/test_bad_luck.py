@@ -7,6 +7,7 @@ import errno
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -346,6 +347,32 @@ def test_a_limit_refuses_a_session_by_name(limit: str, amount: Callable[[], int]
         begin(scratch)
     assert not sentinel.active()
     assert train(2) == expected
+
+
+def test_a_full_file_is_told_with_a_size_that_would_do(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody leaves for tensors that the file has no room for."""
+    expected = stock(STEPS)
+    sentinel.start_profile(fast=24 << 20, slow=f"file:{scratch}=24MiB")
+    assert train(STEPS) == expected
+    setup = sentinel.report().setup
+    sentinel.stop()
+    assert setup.storage is not None
+    assert setup.storage.file_full > 0
+    assert setup.storage.refused > 0
+    assert setup.storage.written_bytes == 0
+    notes, said = " ".join(setup.notes), " ".join(capsys.readouterr().err.split())
+    assert "raise fast" not in notes
+    assert said.count("is full") == 1
+    for text in (notes, said):
+        enough = re.search(rf"allow at least (file:{re.escape(str(scratch))}=\d+MiB)", text)
+        assert enough is not None
+        sentinel.start_profile(fast=24 << 20, slow=enough[1])
+        assert train(STEPS) == expected
+        told = sentinel.report().setup.storage
+        sentinel.stop()
+        assert told is not None
+        assert (told.file_full, told.refused) == (0, 0)
+        assert told.written_bytes > 0
 
 
 @pytest.mark.parametrize("capped", [False, True])
