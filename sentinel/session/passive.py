@@ -89,8 +89,8 @@ class PassiveSession:
         """Begin. Whatever is wrong is raised with nothing changed."""
         began = time.perf_counter_ns()
         self._began = time.monotonic()
-        if self._tier.chosen:
-            say(self._tier.chosen)
+        for sentence in self._tier.told:
+            say(sentence)
         self._memory = ManagedMemory.reserve()
         try:
             RUNTIME.sink = self

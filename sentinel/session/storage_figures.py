@@ -186,7 +186,7 @@ def notes_on(
         (told.missed > told.matched, _OTHERS),
         *((True, note) for note in beside),
         (told.recorded and not (told.read_alone_bytes_per_s or told.write_alone_bytes_per_s), _NO_RATES),
-        (tier.chosen, tier.chosen),
+        *((True, sentence) for sentence in tier.told),
         (told.cap_bytes, _about_cap(told, tier)),
         (
             told.over_bytes,

@@ -47,6 +47,11 @@ def available_bytes(root: Path = Path("/")) -> int:
     return there if room is None else min(there, room)
 
 
+def shared_bytes(root: Path = Path("/")) -> int:
+    """Shared memory of all processes of this host, which has no file on a disk."""
+    return _kib(root / "proc/meminfo", "Shmem") * 1024
+
+
 def host_bytes() -> int:
     """Memory that this host has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -42,8 +42,9 @@ def is_file(slow: str | None) -> bool:
 @dataclass(frozen=True)
 class FileTier:
     """`fast_bytes` of memory in whole frames, and `file_bytes` of a file without a name in `folder`. `cap`: on the
-    whole process, which the memory then follows. `chosen`: why this folder, where the user named none. Tensors of fewer
-    than `least_bytes` stay in ordinary memory: SN_FRAMED_LEAST_BYTES."""
+    whole process, which the memory then follows. `told`: why this folder, where the user named none, and that a limit
+    on private memory makes the file smaller. Tensors of fewer than `least_bytes` stay in ordinary memory:
+    SN_FRAMED_LEAST_BYTES."""
 
     least_bytes: ClassVar[int] = 1 << 20
 
@@ -51,7 +52,7 @@ class FileTier:
     fast_bytes: int
     file_bytes: int
     cap: PoolCap | None = None
-    chosen: str = ""
+    told: tuple[str, ...] = ()
 
     @classmethod
     def asked(cls, slow: str, fast: str | int | None, cap: str | int | None = None, beside: int = 0) -> FileTier:
@@ -59,15 +60,15 @@ class FileTier:
 
         `beside`: bytes that loaders hold of fast memory, which come off `fast`; all that the process takes comes off a
         cap. Without `fast` the memory is what the cap leaves, and without both, what the container's limit leaves. A
-        file without a size is as large as the host's memory, at most what the kernel lets a process map, and at most
-        half of what its disk has free, which the processes that torchrun starts here share. Raises UsageError for what
+        file without a size is as large as the host's memory, at most what limits let this process map, and at most half
+        of what its disk has free, which the processes that torchrun starts here share. Raises UsageError for what
         means nothing here: a share of the footprint, which is not known yet, less than a frame, more memory than there
         is, more than can be mapped, a cap that leaves too little, a directory that is missing, is in memory, or may not
         be written to.
         """
-        told = slow.removeprefix(_WORD)
-        sized = None if os.path.isdir(told) else _SIZED.fullmatch(told)  # a folder may be named seed=1
-        folder = sized["folder"] if sized else told
+        named = slow.removeprefix(_WORD)
+        sized = None if os.path.isdir(named) else _SIZED.fullmatch(named)  # a folder may be named seed=1
+        folder = sized["folder"] if sized else named
         told_bytes = parse_bytes(sized["size"]) if sized else 0
         if folder == "":
             raise UsageError(f"slow={slow!r} names no directory", 'name one on a disk: "file:/data/scratch"')
@@ -77,22 +78,26 @@ class FileTier:
         fast_bytes = asked_bytes // FRAME_BYTES * FRAME_BYTES
         least = told_bytes or fast_bytes * _OF_FREE * _ranks()
         disk, why = fastest_disk(least) if folder == "auto" else Scratch(disk_of(folder), "")
+        told = []
         if why:
             folder, free = str(disk.folder), format_bytes(disk.free_bytes)
-            why = f"file:auto is {folder}: {disk.file_system}, {free} free, {why}."
+            told.append(f"file:auto is {folder}: {disk.file_system}, {free} free, {why}.")
         if disk.in_memory:
             raise UsageError(
                 f"slow={slow!r}: {folder} is {disk.file_system}, which is in memory, so a file there would save none",
                 "name a directory on a disk",
             )
-        most = _most_granules() * FRAME_BYTES
-        if max(told_bytes, fast_bytes) > most:
+        mapped, private = _mapped_bound(), _private_bound()
+        bound = min(mapped, private or mapped)
+        if max(told_bytes, fast_bytes) > bound.nbytes:
             raise UsageError(
-                f"slow={slow!r} with fast={fast!r}: each {format_bytes(FRAME_BYTES)} may be a mapping, and the kernel"
-                f" allows a process {limits.most_mappings()} (vm.max_map_count): enough for {format_bytes(most)}",
-                f"ask for no more than file:{folder}={most >> 20}MiB, or allow more mappings (sysctl vm.max_map_count)",
+                f"slow={slow!r} with fast={fast!r}: {bound.why}: enough for {format_bytes(bound.nbytes)}",
+                f"ask for no more than file:{folder}={bound.nbytes >> 20}MiB, or {bound.remedy}",
             )
-        wanted = told_bytes if sized else min(limits.host_bytes(), disk.free_bytes // (_OF_FREE * _ranks()), most)
+        share = disk.free_bytes // (_OF_FREE * _ranks())
+        wanted = told_bytes if sized else min(limits.host_bytes(), share, bound.nbytes)
+        if bound is private and wanted == bound.nbytes and not sized:
+            told.append(f"The file is {format_bytes(wanted)}: {bound.why}. For a larger one, {bound.remedy}.")
         if wanted < fast_bytes:
             raise UsageError(
                 f"slow={slow!r}: a file of {format_bytes(wanted)} is too small beside memory of"
@@ -102,7 +107,7 @@ class FileTier:
         file_bytes = wanted // FRAME_BYTES * FRAME_BYTES
         if within is not None:
             within = replace(within, most_bytes=min(within.most_bytes, file_bytes))  # more would hold nothing
-        return cls(str(disk.folder), fast_bytes, file_bytes, within, why)
+        return cls(str(disk.folder), fast_bytes, file_bytes, within, tuple(told))
 
     def begin(self) -> FramedTensors:
         """From now on tensors live in frames. Raises TierError where the host refuses, naming what was tried;
@@ -261,18 +266,55 @@ def _fast_bytes(fast: str | int, beside: int) -> int:
 
 
 def _require_memory(pool_bytes: int, fast: str | int | None, cap: str | int | None) -> None:
-    if pool_bytes > (there := limits.available_bytes()):
-        asked = f"fast={fast!r}" if cap is None else f"cap={cap!r}"
-        raise UsageError(
-            f"{asked} allows tensors {format_bytes(pool_bytes)} of memory, this host has {format_bytes(there)} left",
-            f"give at most {there >> 20}MiB, less what the process takes beside its tensors",
-        )
+    there, ranks = limits.available_bytes(), _ranks()
+    if ranks > 1:  # frames of those that began earlier are shared memory: they are part of what all have
+        there += limits.shared_bytes()
+    if pool_bytes <= (most := there // ranks):
+        return
+    unasked = fast is None and cap is None
+    asked = "the container's limit" if unasked else f"fast={fast!r}" if cap is None else f"cap={cap!r}"
+    whose = "tensors" if ranks == 1 else f"the tensors of each of {ranks} processes"
+    raise UsageError(
+        f"{asked} allows {whose} {format_bytes(pool_bytes)} of memory, this host has {format_bytes(there)} left",
+        f"give {'fast, ' if unasked else ''}at most {most >> 20}MiB, less what the process takes beside its tensors",
+    )
 
 
 def _most_granules() -> int:
     """As many as sn_frames_create allows: the rest of the process has mappings too."""
     most = limits.most_mappings()
     return most - most // 8
+
+
+class _Bound(NamedTuple):
+    """How large a file may be, why, and what to do about that."""
+
+    nbytes: int
+    why: str
+    remedy: str
+
+
+def _mapped_bound() -> _Bound:
+    return _Bound(
+        _most_granules() * FRAME_BYTES,
+        f"each {format_bytes(FRAME_BYTES)} may be a mapping, and the kernel allows a process {limits.most_mappings()}"
+        " (vm.max_map_count)",
+        "allow more mappings (sysctl vm.max_map_count)",
+    )
+
+
+def _private_bound() -> _Bound | None:
+    """None without a limit. The kernel counts what could be written to and is not shared, whether it takes memory or
+    not: addresses that show the file, and at a fork all that tensors have. A quarter is for the rest of the process."""
+    left = limits.private_memory_left()
+    if left is None:
+        return None
+    return _Bound(
+        left // 4 * 3 // FRAME_BYTES * FRAME_BYTES,
+        f"addresses of tensors in it count as private memory, of which this process may have {format_bytes(left)} more"
+        " (ulimit -d, or vm.overcommit_memory=2), a quarter of that for all else",
+        "raise that limit",
+    )
 
 
 def _ranks() -> int:

@@ -32,6 +32,7 @@ from sentinel.tiers.frames import FRAME_BYTES  # noqa: E402
 from sentinel.tiers.pool_cap import taken_bytes  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.torch.unlucky_training import (  # noqa: E402
+    BUDGET,
     LOOK,
     At,
     before,
@@ -86,6 +87,13 @@ def lowered(limit: str, amount: int) -> Iterator[None]:
 
 def addresses_in_use() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def private_bytes() -> int:
+    """What counts against RLIMIT_DATA."""
+    found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def descriptors_in_use() -> int:
@@ -337,6 +345,7 @@ def test_a_fork_without_descriptors_is_told(scratch: Path, capfd: pytest.Capture
         ("RLIMIT_FSIZE", lambda: 1 << 20, "ulimit -f"),
         ("RLIMIT_NOFILE", descriptors_in_use, "ulimit -n"),
         ("RLIMIT_AS", lambda: addresses_in_use() + (64 << 20), "ulimit -v"),
+        ("RLIMIT_DATA", lambda: private_bytes() + (100 << 20), r"\(ulimit -d, .* no more than file:.*=7[024]MiB"),
     ],
 )
 def test_a_limit_refuses_a_session_by_name(limit: str, amount: Callable[[], int], says: str, scratch: Path) -> None:
@@ -373,6 +382,21 @@ def test_a_full_file_is_told_with_a_size_that_would_do(scratch: Path, capsys: py
         assert told is not None
         assert (told.file_full, told.refused) == (0, 0)
         assert told.written_bytes > 0
+
+
+def test_a_limit_on_private_memory_makes_a_file_smaller(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the file holds is mapped so that stores make pages of the process's own: the kernel counts all of it."""
+    expected = stock(STEPS)
+    with lowered("RLIMIT_DATA", private_bytes() + (400 << 20)):
+        sentinel.start_profile(fast=BUDGET, slow=f"file:{scratch}")
+        assert train(STEPS) == expected
+        setup = sentinel.report().setup
+        sentinel.stop()
+    assert setup.storage is not None
+    assert 200 << 20 < setup.storage.file_bytes <= 300 << 20
+    assert setup.storage.written_bytes > 0
+    for text in (" ".join(setup.notes), " ".join(capsys.readouterr().err.split())):
+        assert re.search(r"The file is [23]\d\d.00 MiB: .* private memory, .*\(ulimit -d, .* raise that limit", text)
 
 
 @pytest.mark.parametrize("capped", [False, True])

@@ -566,6 +566,32 @@ def test_more_memory_than_there_is_is_refused(folder: Path, monkeypatch: pytest.
     assert FileTier.asked(f"file:{folder}=256MiB", "64MiB").fast_bytes == 64 << 20
 
 
+def test_processes_of_one_job_share_what_the_host_has_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where some of them have taken theirs."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for left, shared in ((256, 0), (128, 128)):
+        monkeypatch.setattr(limits, "available_bytes", lambda left=left: left << 20)
+        monkeypatch.setattr(limits, "shared_bytes", lambda shared=shared: shared << 20)
+        assert FileTier.asked(f"file:{folder}=256MiB", "64MiB").fast_bytes == 64 << 20
+        assert FileTier.asked(f"file:{folder}=256MiB", "256MiB/node").fast_bytes == 64 << 20
+        says = r"'66MiB' allows the tensors of each of 4 processes 66.00 MiB .* has 256.00 MiB left; give at most 64MiB"
+        with pytest.raises(sentinel.UsageError, match=says):
+            FileTier.asked(f"file:{folder}=256MiB", "66MiB")
+
+
+def test_a_container_that_may_have_more_than_the_host_has_left_is_refused_in_words_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = LimitedGroup(1 << 30, 1 << 30, tmp_path, tmp_path, tmp_path, "idle", "busy")
+    monkeypatch.setattr(limits, "tightest_group", lambda *_: group)
+    monkeypatch.setattr(limits, "host_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(limits, "available_bytes", lambda: 512 << 20)
+    says = r"^the container's limit allows tensors 896.00 MiB .* has 512.00 MiB left; give fast, at most 512MiB"
+    with pytest.raises(sentinel.UsageError, match=says):
+        FileTier.asked(f"file:{folder}=1GiB", None)
+    assert FileTier.asked(f"file:{folder}=1GiB", "256MiB").fast_bytes == 256 << 20
+
+
 def test_a_cap_that_leaves_too_little_is_refused_with_one_that_would_do(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
