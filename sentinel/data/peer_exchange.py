@@ -22,6 +22,7 @@ from threading import Event, Lock
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.data.chunk_reader import LONGEST_READ_S
 from sentinel.data.peers import Line, RankHash
 from sentinel.data.read_log import ReadLog
 from sentinel.data.reading_thread import ReadingThread
@@ -122,6 +123,9 @@ class ChunkProvider:
         self._quiet = Event()
         self._turn, self._lock, self._putting = Lock(), Lock(), Lock()
         self._threads: list[ReadingThread] = []
+        self._under_way: dict[int, float] = {}
+        """Reads of the source that were begun and are not done, and when they were. Of threads that were left to
+        themselves it is another one."""
         self.log, self.failed = ReadLog(), 0
         self.failure: BaseException | None = None
 
@@ -202,7 +206,8 @@ class ChunkProvider:
         """Reads in threads of this process, from where it was paused."""
         try:
             for _ in range(in_flight):
-                self._threads.append(thread := ReadingThread("sentinel provider", self._stopping, self._work))
+                thread = ReadingThread("sentinel provider", self._stopping, self._work, self._under_way)
+                self._threads.append(thread)
                 thread.start()
             if self._plan is not None and self._plan.world > 1:
                 self._quiet.clear()
@@ -216,11 +221,12 @@ class ChunkProvider:
             raise
 
     def finish(self) -> None:
-        """Waits until all is read, or what had begun when it was stopped. What a silent server was not told is told
-        later, until it is stopped."""
-        for thread in self._threads:
-            if thread.ident is not None:  # else it was never started
-                thread.join()
+        """Waits until all is read, or what had begun when it was stopped. Reads that take longer than LONGEST_READ_S
+        are left to themselves once there is no other. What a silent server was not told is told later, until it is
+        stopped."""
+        while (running := [thread for thread in self._threads if thread.is_alive()]) and not self._abandon(running):
+            for thread in running:
+                thread.join(_LONGEST_WAIT_S)
         self._threads = []
         self._quiet.set()
         if self._greeter is not None and self._greeter.ident is not None:
@@ -231,22 +237,44 @@ class ChunkProvider:
             teller.join()
             self._teller = None
 
-    def _work(self) -> None:
+    def _abandon(self, running: list[ReadingThread]) -> bool:
+        """Whether all that run are at reads that take too long. Then they put nothing any more: what they read will not
+        come, nor, unless it was stopped, what is left of the epoch."""
+        begun_after = time.monotonic() - LONGEST_READ_S
+        with self._lock:
+            late = list(self._under_way)
+            if len(late) < len(running) or any(began > begun_after for began in self._under_way.values()):
+                return False
+            self._under_way = {}
+            self.failed += len(late)
+            self.failure = TimeoutError(f"a read takes longer than {LONGEST_READ_S:g} s")
+        if not self._stopping.is_set():
+            late += self._reads[self._next :].tolist()
+            self._next = len(self._reads)
+        self._lacks(*late)
+        return True
+
+    def _work(self, under_way: dict[int, float]) -> None:
         with closing(Line(self._own.peer)) as line:
             while (read := self._next_due()) is not None:
-                whole = False
+                whole, failure = False, None
                 try:
-                    whole = self._provide(read, line)
+                    whole = self._provide(read, line, under_way)
                 except Exception as error:  # of a source or a library: others read these samples alone
-                    with self._lock:
-                        self.failed, self.failure = self.failed + 1, error
-                if not whole and self._plan is not None:
-                    self._lacks(self._plan.epoch, read)
+                    failure = error
+                with self._lock:
+                    if under_way is not self._under_way:
+                        return
+                    if failure is not None:
+                        self.failed, self.failure = self.failed + 1, failure
+                if not whole:
+                    self._lacks(read)
 
-    def _lacks(self, epoch: int, read: int) -> None:
-        """The samples of a read will not come: others are told as soon as the server takes that."""
+    def _lacks(self, *reads: int) -> None:
+        """The samples of `reads` will not come: others are told as soon as the server takes that."""
+        assert self._plan is not None
         with self._putting:
-            self._not_put.append((epoch, read))
+            self._not_put.extend((self._plan.epoch, read) for read in reads)
             self._untold = True
             self._tell_later()
 
@@ -281,8 +309,8 @@ class ChunkProvider:
                 self._board.wait(_LONGEST_WAIT_S)
         return None
 
-    def _provide(self, read: int, line: Line) -> bool:
-        """Whether the server has all samples of a chunk."""
+    def _provide(self, read: int, line: Line, under_way: dict[int, float]) -> bool:
+        """Whether the server has all samples of a chunk. It is given none once the thread was left to itself."""
         plan, layout = self._plan, self._files.layout
         assert plan is not None
         if line.peer.left_alone or time.monotonic() < self._full_until:
@@ -290,9 +318,18 @@ class ChunkProvider:
         staging = plan.staging
         stays = slice(int(staging.first_stay[read]), int(staging.first_stay[read + 1]))
         samples, chunk = staging.stay_sample[stays], int(staging.read_chunk[read])
-        with self.log.reading(chunk) as got:
-            found = tried(lambda: self._files.chunk(chunk, samples), self._stopping.wait)
-            got.told(found.ranges, found.nbytes)
+        with self._lock:
+            under_way[read] = time.monotonic()
+        try:
+            with self.log.reading(chunk) as got:
+                found = tried(lambda: self._files.chunk(chunk, samples), self._stopping.wait)
+                got.told(found.ranges, found.nbytes)
+        finally:
+            with self._lock:
+                del under_way[read]
+                abandoned = under_way is not self._under_way
+        if abandoned:
+            return False
         data, begins = found.data, found.begins
         nbytes = layout.sample_nbytes[samples]
         sums = self._board.sums_of(data, begins, nbytes, samples)

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import UsageError  # noqa: E402
+from sentinel.data.chunk_reader import IN_FLIGHT  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
@@ -488,3 +491,53 @@ def test_what_an_earlier_job_has_left_is_never_delivered(
     assert all(loader.report().feed.remote_hits for loader in now), "the ranks of a job know one another"
     for loader in (alone, *now, *earlier):
         loader.close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("hanging", [1, IN_FLIGHT])
+def test_a_read_that_never_ends_holds_up_no_end_with_peers(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch, hanging: int, leaves: bool
+) -> None:
+    """Of an epoch, of an iteration that is left, and of a loader; what it brings later is put nowhere. Where all reads
+    at once hang, nobody waits for what they would have read."""
+    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 0.1)
+    monkeypatch.setattr("sentinel.data.peer_exchange.LONGEST_READ_S", 0.3)
+    loaders = ranks(shards(tmp_path, [600]), three[:1], 2)
+    provider = loaders[0]._feeding._provider
+    files, ends, held = provider._files, threading.Event(), []
+    real, numbers = files.chunk, count()
+
+    def chunk(*given: Any) -> Any:
+        if threading.current_thread().name == "sentinel provider" and next(numbers) < hanging:
+            held.append(threading.current_thread())
+            ends.wait(2 * LONGEST_S)
+        return real(*given)
+
+    monkeypatch.setattr(files, "chunk", chunk)
+    began = time.monotonic()
+    if leaves:
+        next(iter(loaders[0]))
+        for loader in loaders:
+            loader.set_epoch(1)
+    else:
+        assert epoch_of(loaders) == expected(600, 0, 2)
+    read, first = loaders[0].report().feed.source_reads, provider._reads.tolist()
+    assert epoch_of(loaders) == expected(600, 1, 2)
+    report = loaders[0].report()
+    assert report.feed.source_reads > read, "other threads read"
+    if hanging == IN_FLIGHT and not leaves:
+        named = valkey.Valkey(port=three[0].port).hget(provider._own.key, OPEN)
+        lacking = np.frombuffer(named, ">u4").reshape(-1, 2).tolist()
+        assert sorted(read for epoch, read in lacking if not epoch) == sorted(first)
+    assert "not provided to other ranks (the last: a read takes longer than 0.3 s)" in "".join(report.caveats)
+    for loader in loaders:
+        loader.close()
+    assert time.monotonic() - began < LONGEST_S, "it was waited for"
+    assert len(held) == hanging
+    assert all(thread.is_alive() for thread in held)
+    before = {key: sorted(valkey.Valkey(port=three[0].port).hkeys(key)) for key in _keys(three[0])}
+    assert before
+    ends.set()
+    for thread in held:
+        thread.join(LONGEST_S)
+    assert {key: sorted(valkey.Valkey(port=three[0].port).hkeys(key)) for key in _keys(three[0])} == before
