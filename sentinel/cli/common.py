@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sentinel import planner
-from sentinel.core.errors import FormatError, Infeasible, SentinelError, UsageError
+from sentinel.core.errors import Infeasible, SentinelError, UsageError
 from sentinel.core.units import format_ns, parse_budget, parse_fast
 from sentinel.system.progress import telling as telling
 
@@ -157,19 +157,14 @@ HERE = "this host, where a calibration of it is kept"
 def machine_named(text: str | None) -> Machine:
     """The described machine of that name, the one in the file at that path, or this host as it was calibrated.
 
-    Raises UsageError where none is named and no calibration is kept, FormatError for a file that is none of a machine,
-    or has names that are not printable.
+    Raises UsageError where none is named and no calibration is kept, FormatError for a file that is none of a machine.
     """
     if text is None:
         return _machine_here()
     if as_a_file(text) == text:
         from sentinel.files import load_machine
 
-        machine = load_machine(text)
-        for name in (machine.name, *(tier.name for tier in machine.tiers)):
-            if not name.isprintable():  # it is printed, and would drive the terminal
-                raise FormatError(text, "name", f"{name!a} has characters that are not printable; rename it")
-        return machine
+        return load_machine(text)
     from sentinel import machines
 
     return machines.load(text)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sentinel.core.rules import require
+from sentinel.core.rules import require, require_printable
 
 TierKind = Literal["node", "emulated", "file", "described"]
 """`node`: a NUMA node of this host. `emulated`: accounted for, what moves is copied, delays of accesses injected.
@@ -43,6 +43,7 @@ class TierSpec:
     loaded_latency_a: float = 0.0
 
     def __post_init__(self) -> None:
+        require_printable("tier", name=self.name, source=self.source)
         amounts = {what: getattr(self, what) for what in ("capacity_bytes", "latency_ns", "loaded_latency_a")}
         require(
             (not self.name, "a tier has no name", "name every tier"),
@@ -85,6 +86,7 @@ class Link:
     declared_by: str = field(default="", metadata={"sparse": True})
 
     def __post_init__(self) -> None:
+        require_printable("link", declared_by=self.declared_by)
         require(
             (
                 self.source == self.target,
@@ -137,6 +139,7 @@ class Machine:
     decided_by: str = "declared"
 
     def __post_init__(self) -> None:
+        require_printable("machine", name=self.name, decided_by=self.decided_by)
         of, count = f"machine {self.name}", len(self.tiers)
         require((count < 2, f"{of} has {count} tier", "describe a fast and a slow tier"))
         pairs = {(link.source, link.target) for link in self.links}

@@ -19,6 +19,14 @@ def require(*rules: tuple[Any, str, str]) -> None:
             raise UsageError(what, remedy)
 
 
+def require_printable(of: str, **texts: str) -> None:
+    """Raises UsageError where one of `texts`, by name, has characters that would drive the terminal that it is shown
+    on."""
+    for name, text in texts.items():
+        if not text.isprintable():
+            raise UsageError(f"{of}: {name} {text!a} has characters that are not printable", "rename it")
+
+
 def holding(*told: tuple[Any, str]) -> list[str]:
     """Of (does it hold, sentence) the sentences that hold, in their order."""
     return [sentence for holds, sentence in told if holds]

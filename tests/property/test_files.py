@@ -34,6 +34,8 @@ from sentinel.files import digest, load, save, with_origin
 from tests.builders import make_profile, param, persistent_plan, profiles, ranged_profiles
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SHOWN = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
+"""Of a machine, whose texts are printed as they are."""
 SCRATCH = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
@@ -56,7 +58,7 @@ def described_machines(draw: st.DrawFn) -> Machine:
     speed = st.integers(1, 10**13)
     tiers = tuple(
         TierSpec(
-            name=f"{i}:{draw(TEXTS)}",
+            name=f"{i}:{draw(SHOWN)}",
             kind=draw(st.sampled_from(["node", "emulated", "file", "described"])),
             capacity_bytes=draw(st.integers(0, 1 << 50)),
             latency_ns=draw(st.floats(0, 1e9)),
@@ -65,7 +67,7 @@ def described_machines(draw: st.DrawFn) -> Machine:
             node=draw(st.none() | st.integers(0, 64)),
             addressable=i == 0 or draw(st.booleans()),
             measured=draw(st.booleans()),
-            source=draw(TEXTS),
+            source=draw(SHOWN),
             loaded_latency_a=draw(st.floats(0, 10)),
         )
         for i in range(draw(st.integers(2, 4)))
@@ -82,7 +84,7 @@ def described_machines(draw: st.DrawFn) -> Machine:
         )
         for pair, rate in most.items()
     )
-    return Machine(draw(TEXTS), tiers, links, draw(st.none() | st.floats(1e6, 1e18)), draw(st.booleans()), draw(TEXTS))
+    return Machine(draw(SHOWN), tiers, links, draw(st.none() | st.floats(1e6, 1e18)), draw(st.booleans()), draw(SHOWN))
 
 
 JSON = st.recursive(

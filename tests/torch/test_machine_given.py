@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import save
 from sentinel.session import asked_machine
@@ -69,6 +69,18 @@ def test_a_calibrated_file_says_which_node_is_slow_and_what_it_costs(host: list[
     assert fast.capacity_bytes == 8 * GIB
     assert machine.link(1, 0).bandwidth_bytes_per_s == GB
     assert (machine.decided_by, machine.full_duplex) == ("user", False)
+
+
+def test_a_file_whose_names_drive_the_terminal_is_refused(host: list[Topology], tmp_path: Path) -> None:
+    """As by `sentinel run --machine`, before the script runs."""
+    path = tmp_path / "machine.json"
+    save(_calibrated(1), path)
+    lines = [line for line in path.read_text().splitlines() if '"checksum"' not in line]
+    path.write_text("\n".join(lines))
+    Request(machine=path).check()
+    path.write_text("\n".join(lines).replace('"calibrated"', '"a\\u001b[2J"'))
+    with pytest.raises(FormatError, match=r"name 'a\\x1b\[2J' has characters that are not printable; rename it"):
+        Request(machine=path).check()
 
 
 def test_a_job_may_have_what_the_fast_node_has_free(host: list[Topology]) -> None:

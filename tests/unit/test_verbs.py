@@ -352,15 +352,21 @@ def test_json_for_nobody_is_no_error(saved: dict[str, str], monkeypatch: pytest.
 def test_names_that_drive_the_terminal_are_refused(
     saved: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also in a machine that a program makes."""
     path = str(tmp_path / "m.json")
+    files.save(replace(MACHINE, name="NAME", decided_by="WHY"), path)
+    sound = "".join(line for line in Path(path).read_text().splitlines(True) if '"checksum"' not in line)
     fast, slow = MACHINE.tiers
-    for machine in (replace(MACHINE, name="a\x1b[2J"), replace(MACHINE, tiers=(fast, replace(slow, name="b\x1b[2J")))):
-        files.save(machine, path)
+    for text in ('"NAME"', '"WHY"', f'"{slow.name}"'):
+        Path(path).write_text(sound.replace(text, '"a\\u001b[2J"'))
         for command in (["plan", saved["profile"]], ["compare", saved["profile"], "--policies", "static"]):
             assert cli.main([*command, "--machine", path]) == 1
             told = capsys.readouterr()
             assert "has characters that are not printable; rename it" in told.err
             assert "\x1b" not in told.out + told.err
+    for spec, field in ((MACHINE, "decided_by"), (fast, "name"), (fast, "source"), (MACHINE.links[0], "declared_by")):
+        with pytest.raises(UsageError, match=rf"{field} 'a\\x1b\[2J' has characters that are not printable"):
+            replace(spec, **{field: "a\x1b[2J"})
 
 
 def test_a_profile_given_as_a_rank_says_how_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
