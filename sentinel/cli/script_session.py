@@ -36,12 +36,14 @@ def said(arguments: argparse.Namespace, name: str) -> Any:
 def prepare_session(arguments: argparse.Namespace) -> Follower:
     """Hand the overrides to the session that begins with the script's loop. Returns who finds that.
 
-    Raises what that session would raise for the overrides.
+    Raises what that session would raise for the overrides, also where a node is named whose memory can't be placed on
+    here. With "auto" training goes on without.
     """
     from sentinel import need_torch
 
     need_torch()
     from sentinel.session import Overrides, Request, set_overrides, start_profile
+    from sentinel.session.asked_machine import machine_of
     from sentinel.session.request import settled
     from sentinel.tiers.file_tier import is_file
 
@@ -51,6 +53,8 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
         overrides = replace(overrides, plan=own)  # as --save-plan wrote it
     asked = settled(overrides.over(Request()), overrides.said)
     asked.check()
+    if asked.slow.startswith("numa:"):
+        machine_of(asked)
     require_tracker(asked.tracker)
     if is_file(asked.slow):  # also by a setting: what begins before the script holds whatever the script asks for
         overrides = replace(overrides, slow=asked.slow)

@@ -208,6 +208,54 @@ def test_a_slow_node_needs_system_calls_and_says_so_before_anything_is_changed(
     assert (machine_of(Request(slow="emulated:cxl-asic-x8")).fast.node is None) == (call == "mbind")
 
 
+_RUN = """
+import sys
+from dataclasses import replace
+from sentinel import cli, tiers
+from tests.builders import MIB, make_machine
+from tests.contract.confined import refuse
+
+made, real = make_machine(8 * MIB), tiers.machine_for
+nodes = replace(made, tiers=tuple(replace(tier, kind="node", node=number) for number, tier in enumerate(made.tiers)))
+tiers.machine_for = lambda slow, *given: nodes if slow in ("auto", "numa:1") else real(slow, *given)
+refuse(["move_pages"])
+sys.exit(cli.main(["run", *sys.argv[1:]]))
+"""
+_SCRIPT = """
+import torch
+print("began")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).square().mean().backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+def test_a_script_for_a_named_node_does_not_run_where_pages_may_not_move(tmp_path: Path) -> None:
+    """By an option or a setting. Where no node is named it trains, and one sentence tells."""
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    command = [sys.executable, "-c", _RUN]
+    for options, settings, runs in (
+        (["--slow", "numa:1"], {}, False),
+        ([], {"SENTINEL_SLOW": "numa:1"}, False),
+        ([], {}, True),
+    ):
+        done = subprocess.run(
+            [*command, "--fast", "50%", *options, "train.py"],
+            env={**os.environ, "PYTHONPATH": str(_SOURCE), "OMP_NUM_THREADS": "1", **settings},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert (done.returncode, done.stdout) == ((0, "began\ntrained\n") if runs else (1, "")), done.stderr
+        assert done.stderr.count("; allow mbind, get_mempolicy and move_pages") == 1, done.stderr
+
+
 def test_where_faults_may_not_be_counted_the_page_tables_tell_to_the_page() -> None:
     """As with perf_event_paranoid=3, which a test may not set for the whole host."""
     told = confined("auto", "perf_event_open")
