@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from sentinel import cli
+from sentinel.cli import common
+from sentinel.cli.common import INFEASIBLE, INTERRUPTED
+
 ROOT = Path(__file__).parents[2]
-QUOTED = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "messages.md").read_text(), re.M)
+PAGE = (ROOT / "docs" / "messages.md").read_text()
+QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.M)
 
 
 def texts(node: ast.AST) -> Iterator[str]:
@@ -37,6 +43,15 @@ def is_said(message: str) -> bool:
 @pytest.mark.parametrize("message", QUOTED)
 def test_each_message_is_one_of_ours(message: str) -> None:
     assert is_said(message)
+
+
+def test_the_page_has_all_exit_codes() -> None:
+    """Beside the script's own, and that of a process that SIGTERM ends."""
+    ours = {value for name, value in vars(common).items() if name.isupper() and type(value) is int}
+    codes = re.findall(r"^\| (\d+|any) \|", PAGE, re.M)
+    assert {INTERRUPTED, INFEASIBLE} < ours
+    assert set(codes) == {*map(str, ours), str(128 + signal.SIGTERM), "any"}
+    assert set(codes) - {"143", "any"} == set(re.findall(r"^  (\d+) ", cli._EPILOG, re.M))
 
 
 def test_what_nobody_says_is_found() -> None:

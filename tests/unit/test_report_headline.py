@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,13 @@ def test_the_headline_has_every_promised_figure(full: Report) -> None:
     assert 0 < h["fast_served_fraction"] <= 1
     assert h["fast_peak_bytes"] <= 8 * MIB
     assert sum(h["cases"].values()) == sum(SIMULATED.counters.cases.values())
+
+
+def test_the_page_of_measures_has_each_figure_once(full: Report) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text()
+    table = page.partition("## Headline")[2].partition("## ")[0]
+    first_cells = re.findall(r"^\| (`[^|]*) \|", table, re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(full.headline)
 
 
 def test_what_is_unknown_is_none_and_never_a_word_or_zero() -> None:
