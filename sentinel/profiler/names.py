@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
@@ -12,40 +13,65 @@ from torch.optim import Optimizer
 from sentinel.core.interrupts import is_interrupt
 from sentinel.core.trace import Role
 from sentinel.profiler import reducers
+from sentinel.runtime.by_identity import ByIdentity
 from sentinel.runtime.ordinals import prefix
 
 Named = tuple[str, torch.Tensor, Role]
 Address = Callable[[torch.Tensor], int]
 
 
+class Numbers:
+    """The numbers of parameters that only an optimizer knows. A parameter keeps its number, and no other gets it: a
+    plan goes by names, whichever optimizers have gone since."""
+
+    def __init__(self) -> None:
+        self._given: ByIdentity[torch.Tensor, int] = ByIdentity()
+        self._next = itertools.count()
+
+    def of(self, param: torch.Tensor) -> int:
+        """The number of `param`, the next one if it has none yet."""
+        if (number := self._given.find(param)) is None:
+            number = next(self._next)
+            self._given.put(param, number)
+        return number
+
+
 def persistent_tensors(
-    models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = (), address: Address | None = None
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer] = (),
+    address: Address | None = None,
+    numbers: Numbers | None = None,
 ) -> list[Named]:
     """(name, tensor, role) of each storage in host memory that models and optimizers hold now, each storage once.
 
     The first name of a storage counts; `aliases` has the others. Names from the second model on start with its
-    ordinal. Parameters that only an optimizer knows are `param.0`, `param.1`, and so on. Of a tensor that several
-    processes share (DTensor) this process's part; of DistributedDataParallel `bucket.0`, `bucket.1`, and so on, in
-    which gradients lie side by side. `address`: of a tensor's storage, 0 for one that does not count;
-    default: `storage_address`.
+    ordinal. Parameters that only an optimizer knows are `param.0`, `param.1`, and so on: as `numbers` has them, where
+    they keep their names. Of a tensor that several processes share (DTensor) this process's part; of
+    DistributedDataParallel `bucket.0`, `bucket.1`, and so on, in which gradients lie side by side. `address`: of a
+    tensor's storage, 0 for one that does not count; default: `storage_address`.
     """
-    return [held[0] for held in _by_storage(models, optimizers, address)]
+    return [held[0] for held in _by_storage(models, optimizers, address, numbers)]
 
 
 def aliases(
-    models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = (), address: Address | None = None
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer] = (),
+    address: Address | None = None,
+    numbers: Numbers | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Further names of the storages that have several, by the name that counts."""
-    names = [list(dict.fromkeys(name for name, _, _ in held)) for held in _by_storage(models, optimizers, address)]
+    names = [
+        list(dict.fromkeys(name for name, _, _ in held)) for held in _by_storage(models, optimizers, address, numbers)
+    ]
     return {first: tuple(others) for first, *others in names if others}
 
 
 def _by_storage(
-    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], address: Address | None
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], address: Address | None, numbers: Numbers | None
 ) -> Collection[list[Named]]:
     """All that is held, each storage of host memory by itself, in the order of their first names."""
     found: dict[int, list[Named]] = {}
-    for name, tensor, role in _all(models, optimizers):
+    for name, tensor, role in _all(models, optimizers, numbers):
         here = part_here(tensor)
         if where := (address or storage_address)(here):
             found.setdefault(where, []).append((name, here, role))
@@ -74,24 +100,25 @@ def part_here(tensor: torch.Tensor) -> torch.Tensor:
     return held if isinstance(held, torch.Tensor) else tensor
 
 
-def parameters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> list[tuple[str, nn.Parameter]]:
+def parameters(
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = (), numbers: Numbers | None = None
+) -> list[tuple[str, nn.Parameter]]:
     """(name, parameter) of all that models and optimizers hold, each once."""
+    numbers = numbers or Numbers()
     found: dict[int, tuple[str, nn.Parameter]] = {}
     for ordinal, model in enumerate(models):
         for name, param in model.named_parameters():
             found.setdefault(id(param), (prefix(ordinal) + name, param))
-    unnamed = 0
     for optimizer in optimizers:
         for param in (p for group in optimizer.param_groups for p in group["params"]):
             if id(param) not in found:
-                found[id(param)] = (f"param.{unnamed}", param)
-                unnamed += 1
+                found[id(param)] = (f"param.{numbers.of(param)}", param)
     return list(found.values())
 
 
-def _all(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[Named]:
+def _all(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], numbers: Numbers | None) -> Iterator[Named]:
     # The tensors themselves, no detached copies: who moves a storage must account for every reference to it.
-    known = parameters(models, optimizers)
+    known = parameters(models, optimizers, numbers)
     for name, param in known:
         yield name, param, "param"
     for ordinal, model in enumerate(models):

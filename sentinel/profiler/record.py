@@ -48,8 +48,14 @@ class StepRecorder:
         self._next_seq: Callable[[], int] = native.quick().sn_next_seq
         self._first_seq = self._last_seq = self._began_ns = self._layer_began_ns = self._ended_ns = 0
 
-    def start(self, models: Sequence[nn.Module] | None = None, optimizers: Sequence[Optimizer] | None = None) -> None:
+    def start(
+        self,
+        models: Sequence[nn.Module] | None = None,
+        optimizers: Sequence[Optimizer] | None = None,
+        numbers: names.Numbers | None = None,
+    ) -> None:
         """Begin at a step boundary. Without `models` and `optimizers`, those that are annotated give the names.
+        `numbers`: see `names.persistent_tensors`.
 
         Raises UsageError if another step is being recorded.
         """
@@ -57,11 +63,12 @@ class StepRecorder:
         models = annotated[0] if models is None else models
         optimizers = annotated[1] if optimizers is None else optimizers
         _operator_ns()  # measured once, before the step
-        self._known = _known(names.persistent_tensors(models, optimizers), names.aliases(models, optimizers))
+        held = names.persistent_tensors(models, optimizers, numbers=numbers)
+        self._known = _known(held, names.aliases(models, optimizers, numbers=numbers))
         operators.start(self)
         RUNTIME.not_inherited.add(self)
-        held = names.parameters(models, optimizers)
-        trained = [(name, p) for name, p in held if p.requires_grad and p.is_leaf and not is_lazy(p)]
+        params = names.parameters(models, optimizers, numbers)
+        trained = [(name, p) for name, p in params if p.requires_grad and p.is_leaf and not is_lazy(p)]
         self._watched = [param for _, param in trained]
         for name, param in trained:
             watch = hooks.Owned(self, functools.partial(self._see_gradient, name))

@@ -40,7 +40,8 @@ def pins_of_job(asked: Pins, job: TrainingJob) -> tuple[Pins, tuple[str, ...]]:
     A pattern names a tensor by any of its names; a plan knows it by the first. An object counts more than any name.
     """
     models, optimizers = job.with_annotated()
-    names = {storage_address(tensor): name for name, tensor, _ in persistent_tensors(models, optimizers)}
+    held = persistent_tensors(models, optimizers, numbers=job.numbers)
+    names = {storage_address(tensor): name for name, tensor, _ in held}
     found: dict[str, list[str]] = {"fast": list(asked.fast), "slow": list(asked.slow)}
     told: dict[str, str] = {}  # name -> fast or slow: the last word on a tensor, be it its own or its module's
     strangers = 0
@@ -57,7 +58,7 @@ def pins_of_job(asked: Pins, job: TrainingJob) -> tuple[Pins, tuple[str, ...]]:
         own = dict.fromkeys(name for name, home in told.items() if home == where)
         found[where] += own
         found[other] = [pattern for pattern in found[other] if pattern not in own]
-    others = aliases(models, optimizers)
+    others = aliases(models, optimizers, numbers=job.numbers)
     for patterns in found.values():
         named = Names(patterns)
         patterns += [first for first, also in others.items() if first not in told and any(map(named.naming, also))]
@@ -76,7 +77,7 @@ def fast_bytes_of(pins: Pins, job: TrainingJob) -> dict[str, int]:
     """Bytes of what is kept fast by name and there now, by name."""
     models, optimizers = job.with_annotated()
     fast, slow = Names(pins.fast), Names(pins.slow)
-    held = persistent_tensors(models, optimizers)
+    held = persistent_tensors(models, optimizers, numbers=job.numbers)
     return {
         name: tensor.untyped_storage().nbytes()
         for name, tensor, _ in held

@@ -90,7 +90,7 @@ class Recording:
         """The step to record begins in `layer`: 0 at a step boundary, 1 at the cycle's first tick."""
         self._memory.record()
         self._recorder = recorder = StepRecorder()
-        recorder.start(self._job.models, self._job.optimizers)
+        recorder.start(self._job.models, self._job.optimizers, self._job.numbers)
         self._watch_pages(layer)
         self._memory.tick(layer)
         recorder.resume()

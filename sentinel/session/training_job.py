@@ -38,6 +38,7 @@ class TrainingJob:
         self._models = [ref(model) for model in models]  # given, or annotated
         self._asked = [ref(optimizer) for optimizer in optimizers]
         self._trained_by: WeakKeyDictionary[Optimizer, list[nn.Module]] = WeakKeyDictionary()
+        self.numbers = names.Numbers()
         self._found: Ordinals[Optimizer] = Ordinals()  # made later: the job may drop one, and its state is to go then
         self.left_in_place: list[tuple[str, int, str]] = []
         self._watched: WeakSet[Optimizer] = WeakSet()  # those that may have a hook of ours
@@ -103,13 +104,13 @@ class TrainingJob:
 
     def _storages(self) -> list[tuple[int, int]]:
         """Address and length of each."""
-        held = names.persistent_tensors(*self.with_annotated())
+        held = names.persistent_tensors(*self.with_annotated(), numbers=self.numbers)
         storages = (tensor.untyped_storage() for _, tensor, _ in held)
         return sorted({(storage.data_ptr(), storage.nbytes()) for storage in storages})
 
     def persistent(self) -> list[names.Named]:
         """Parameters, buffers, gradients and optimizer state as they are now."""
-        return names.persistent_tensors(self.models, self.optimizers)
+        return names.persistent_tensors(self.models, self.optimizers, numbers=self.numbers)
 
     def addresses(self) -> dict[str, int]:
         """Where the storage of each persistent tensor begins."""

@@ -287,3 +287,39 @@ def test_an_optimizer_that_another_one_replaces_is_free_to_go() -> None:
     gc.collect()
     assert held() is None
     sentinel.stop()
+
+
+def test_a_tensor_keeps_its_name_when_an_optimizer_that_came_before_is_dropped() -> None:
+    """Of parameters in no model the optimizers alone know; a plan goes by their names."""
+    work = Reordered()
+    bare = [torch.ones(64, 64, requires_grad=True) for _ in range(2)]
+    optimizers = [torch.optim.SGD([each], momentum=0.9) for each in bare]
+    sentinel.annotate(work.blocks, [*optimizers, work.optimizer])
+    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+    session = current()
+    assert session is not None
+
+    def step() -> None:
+        for each in bare:
+            each.grad = torch.ones_like(each)
+        for optimizer in optimizers:
+            optimizer.step()
+        work.step(0, HERE)
+
+    step()
+    sentinel.end_profile()
+    step()
+    addresses = session.context.job.addresses()
+    assert addresses["param.1"] == bare[1].untyped_storage().data_ptr()
+    del optimizers[0]
+    gc.collect()
+    assert len(session.context.job.optimizers) == 2
+    now = session.context.job.addresses()
+    assert "param.0" not in now
+    assert {name: at for name, at in addresses.items() if name.startswith("param.1")} == {
+        name: at for name, at in now.items() if name.startswith("param.")
+    }
+    another = torch.optim.SGD([torch.ones(64, 64, requires_grad=True)])  # gets a number of its own
+    session.context.job._found.join(another)
+    assert "param.2" in session.context.job.addresses()
+    sentinel.stop()
