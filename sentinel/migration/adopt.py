@@ -11,7 +11,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 
 from sentinel.core.errors import NativeError
 from sentinel.core.units import PAGE_BYTES
+from sentinel.migration.frozen_objects import thawed
 from sentinel.migration.holders import MANAGED, Examined, Holders, Known, examine
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import torch_shim
@@ -94,23 +95,13 @@ def adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) ->
     `ManagedMemory.give_back`, the oldest freed first. Tensors that `gc.freeze()` has hidden are moved too, and what is
     alive then is frozen afterwards.
     """
-    with _thawed([tensor for _, tensor in tensors]):
+    with thawed() if _any_is_frozen([tensor for _, tensor in tensors]) else nullcontext():
         return _adopt(memory, tensors)
 
 
-@contextmanager
-def _thawed(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """The collector shows what `gc.freeze()` has hidden from it, if any of `tensors` is. Where none is, all stays so:
-    a look at it would copy pages that processes share."""
-    if not gc.get_freeze_count() or {id(tensor) for tensor in tensors} <= set(map(id, gc.get_objects())):
-        yield
-        return
-    gc.collect()  # what is frozen below is never collected
-    gc.unfreeze()
-    try:
-        yield
-    finally:
-        gc.freeze()
+def _any_is_frozen(tensors: Sequence[torch.Tensor]) -> bool:
+    """Where none is, what is frozen stays so: a look at it would copy pages that processes share."""
+    return bool(gc.get_freeze_count()) and not {id(t) for t in tensors} <= set(map(id, gc.get_objects()))
 
 
 def _adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) -> list[Adoption]:

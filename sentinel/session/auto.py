@@ -10,7 +10,6 @@ of the first optimizer step.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import threading
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from sentinel import session
 from sentinel.core.errors import CapabilityError
 from sentinel.core.interrupts import is_interrupt
 from sentinel.core.units import format_bytes
+from sentinel.migration.frozen_objects import all_objects
 from sentinel.profiler import module_hooks
 from sentinel.profiler.backward import graph_task
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
@@ -285,4 +285,4 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def _alive() -> WeakSet[Optimizer]:
     """Every optimizer that was made and is in use somewhere."""
-    return WeakSet(found for found in gc.get_objects() if issubclass(type(found), Optimizer) and found.param_groups)
+    return WeakSet(found for found in all_objects() if issubclass(type(found), Optimizer) and found.param_groups)

@@ -8,7 +8,6 @@ longest ago leaves. Any script trains so, from before its model is built.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import sys
 import time
@@ -27,6 +26,7 @@ from sentinel.core.run import Run
 from sentinel.core.trace import Phase
 from sentinel.core.units import format_bytes
 from sentinel.migration.adopt import adopt
+from sentinel.migration.frozen_objects import all_objects
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import annotate, names, torch_shim
 from sentinel.profiler.step_ends import StepEnds
@@ -259,7 +259,7 @@ class PassiveSession:
         """Of parameters that nobody named, and that were there before."""
         named = {names.storage_address(tensor) for _, tensor, _ in _named(self._models, self._optimizers)}
         found = {}
-        for held in gc.get_objects():
+        for held in all_objects():
             if type(held) is nn.Parameter and (address := names.storage_address(held)) and address not in named:
                 storage = held.untyped_storage()
                 if self._is_elsewhere(storage):

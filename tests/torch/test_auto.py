@@ -122,6 +122,20 @@ def test_a_warm_up_of_one_optimizer_is_no_step(watch: Watch) -> None:
     assert watch.calls == [("annotate", 10), ("start", 10), ("end", 12)]
 
 
+def test_an_optimizer_that_is_frozen_and_has_not_stepped_yet_is_waited_for(watch: Watch) -> None:
+    critic, generator = mlp(), mlp()
+    by = {"d": sgd(critic), "g": sgd(generator)}
+    gc.freeze()
+    try:
+        for turn in "dddddddgdgdgdg":
+            train(critic if turn == "d" else generator)
+            watch.step(by[turn])
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+    assert watch.calls == [("annotate", 10), ("start", 10), ("end", 12)]
+
+
 def test_accumulation_and_validation_lie_within_a_step(watch: Watch) -> None:
     model = mlp()
     optimizer = sgd(model)

@@ -365,10 +365,15 @@ def test_what_was_built_before_moves_in_where_it_is_named(folder: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
-def test_what_was_built_before_is_told_where_it_is_not_named(folder: Path) -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_was_built_before_is_told_where_it_is_not_named(folder: Path, frozen: bool) -> None:
     gc.collect()
     model = torch.nn.Linear(1024, 1024)
+    if frozen:
+        gc.freeze()
     session = begin(folder)
+    assert bool(gc.get_freeze_count()) == frozen
+    gc.unfreeze()
     assert frames_of(session).live_bytes == 0
     assert "4.00 MiB of parameters were there before" in " ".join(sentinel.report().text().split())
     del model
