@@ -171,7 +171,8 @@ class ApplyingPlans:
             self._time_layers(context.applying.current)
         if self._pending:
             self._take_plan()
-        if self._times_replaced < MOST_REPLACED and context.job.tensors_were_replaced(context.memory):
+        replaced = context.job.successors_came() or context.job.tensors_were_replaced(context.memory)
+        if replaced and self._times_replaced < MOST_REPLACED:
             self._adopt_replaced()
         if not self.shapes.ended(self.steps, unknown=not known) or self._pending:
             return self
@@ -185,10 +186,12 @@ class ApplyingPlans:
         return self
 
     def _adopt_replaced(self) -> None:
-        """Loaded state is elsewhere than what it replaces: it moves into managed memory, and plans go on there."""
+        """Loaded state, or another model of the same layers, is elsewhere than what it replaces: it moves into managed
+        memory, and plans go on there."""
         context = self._context
         self._times_replaced += 1
         context.applying.rest()
+        context.job.add_successors()
         context.job.adopt(context.memory)
         for bucket in context.applying.buckets:
             self._renew(bucket, bucket.flow)
@@ -196,7 +199,7 @@ class ApplyingPlans:
         for bucket in context.applying.buckets:
             if bucket.engine is not None:
                 bucket.engine.look_soon()
-        why = "the optimizer had other tensors, as after load_state_dict: they moved into managed memory"
+        why = "the job had other tensors (loaded, or of another model): they moved into managed memory"
         _note_once(context, f"after {self.steps} steps: {why}")
 
     def _time_layers(self, bucket: Bucket) -> None:

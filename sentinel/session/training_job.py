@@ -43,7 +43,7 @@ class TrainingJob:
         self.left_in_place: list[tuple[str, int, str]] = []
         self._watched: WeakSet[Optimizer] = WeakSet()  # those that may have a hook of ours
         self._unrelated: WeakSet[Optimizer] = WeakSet()
-        self._followed: WeakSet[Optimizer] = WeakSet()  # those whose tensors were in managed memory
+        self._followed: WeakSet[nn.Module | Optimizer] = WeakSet()  # those whose tensors were in managed memory
         self._state_names: frozenset[str] = frozenset()
         self._buckets: list[int] = []  # where those of reducers begin
 
@@ -63,11 +63,22 @@ class TrainingJob:
         """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
         since."""
         self._let_go()
-        models, optimizers = annotate.annotated()
-        self._watched.update(_others(self.optimizers, optimizers))
+        self._watched.update(_others(self.optimizers, annotate.annotated()[1]))
         for optimizer in self._watched:
             annotate.watch_steps(optimizer, self)
-        self._models += [ref(model) for model in _others(models, self.models)]
+        self.add_successors()
+
+    def successors_came(self) -> bool:
+        """Whether something was annotated that the job does not have: as for the next fold, when a model is gone."""
+        models, optimizers = annotate.annotated()
+        return bool(_others(models, self.models) or _others(optimizers, self.optimizers))
+
+    def add_successors(self) -> None:
+        """Add what is annotated. A model takes the place of one that is gone, whose layers it may have."""
+        models, optimizers = annotate.annotated()
+        for model in _others(models, self.models):
+            free = next((place for place, held in enumerate(self._models) if held() is None), len(self._models))
+            self._models[free : free + 1] = [ref(model)]
         self._asked += [ref(optimizer) for optimizer in _others(optimizers, self.optimizers)]
         for optimizer in self.optimizers:
             trained = {id(param) for group in optimizer.param_groups for param in group["params"]}
@@ -128,7 +139,7 @@ class TrainingJob:
             for row in rows
             if not row.moved and row.nbytes and not memory.contains(row.address)
         ]
-        self._followed = WeakSet(each for each in self.optimizers if not _are_elsewhere(each, memory))
+        self._followed = WeakSet(each for each in self._holders() if not _are_elsewhere(each, memory))
         self._state_names = self._optimizer_state()
         self.buckets_were_rebuilt()
 
@@ -143,9 +154,12 @@ class TrainingJob:
         return (*self.left_in_place, *(row for row in found if row[1] >= SMALL_BYTES))
 
     def tensors_were_replaced(self, memory: ManagedMemory) -> bool:
-        """Whether an optimizer has other tensors than those that were adopted, and not from the replaced allocator:
-        `load_state_dict` copies them past it. Asked after each step, so one tensor of each kind is looked at."""
-        return any(each in self._followed and _are_elsewhere(each, memory) for each in self.optimizers)
+        """Whether a model or an optimizer has other tensors than those that were adopted, and not from the replaced
+        allocator: `load_state_dict` copies them past it. Asked after each step, so one of each kind is looked at."""
+        return any(each in self._followed and _are_elsewhere(each, memory) for each in self._holders())
+
+    def _holders(self) -> list[nn.Module | Optimizer]:
+        return [*self.models, *self.optimizers]
 
     def state_was_born(self) -> bool:
         """Whether there is optimizer state now that there was not when the tensors were adopted."""
@@ -194,11 +208,15 @@ FIRST = 16
 """Tensors of an optimizer among which one is looked for that is large enough to be managed."""
 
 
-def _are_elsewhere(optimizer: Optimizer, memory: ManagedMemory) -> bool:
+def _are_elsewhere(holder: nn.Module | Optimizer, memory: ManagedMemory) -> bool:
     """Whether the first parameter or the first state that is large enough to be managed is not."""
-    state = (value for held in optimizer.state.values() for value in held.values() if isinstance(value, torch.Tensor))
-    params = (param for group in optimizer.param_groups for param in group["params"])
-    return any(not memory.contains(at) for kind in (params, state) for at in islice(_large(kind), 1))
+    kinds: list[Iterable[torch.Tensor]]
+    if isinstance(holder, nn.Module):
+        kinds = [holder.parameters()]
+    else:
+        state = (value for held in holder.state.values() for value in held.values() if isinstance(value, torch.Tensor))
+        kinds = [(param for group in holder.param_groups for param in group["params"]), state]
+    return any(not memory.contains(at) for kind in kinds for at in islice(_large(kind), 1))
 
 
 def _large(tensors: Iterable[torch.Tensor]) -> Iterator[int]:

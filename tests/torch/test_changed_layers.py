@@ -323,3 +323,33 @@ def test_a_tensor_keeps_its_name_when_an_optimizer_that_came_before_is_dropped()
     session.context.job._found.join(another)
     assert "param.2" in session.context.job.addresses()
     sentinel.stop()
+
+
+def test_the_next_model_of_the_same_layers_takes_the_place_of_one_that_is_gone() -> None:
+    """As of several folds: plans go on with its tensors, and the bits are those of stock."""
+    stock = Reordered()
+    expected = [stock.step(i, HERE) for i in range(8)]
+    work = Reordered()
+    sentinel.annotate(work.blocks, work.optimizer)
+    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+    work.step(0, HERE)
+    sentinel.end_profile()
+    for i in range(1, 6):
+        work.step(i, HERE)
+    session = current()
+    assert session is not None
+    before = set(session.context.job.addresses())
+    del work
+    gc.collect()
+    work = Reordered()
+    sentinel.annotate(work.blocks, work.optimizer)
+    assert [work.step(i, HERE) for i in range(8)] == expected
+    assert set(session.context.job.addresses()) >= {name for name in before if not name.endswith(".grad")}
+    assert all(session.context.memory.contains(p.data_ptr()) for p in work.blocks.parameters() if p.numel() >= 1024)
+    bucket = session.context.applying.current
+    assert bucket.ranges is not None
+    places = {at for number, _ in enumerate(bucket.plan.blocks) for at, _ in bucket.ranges(number)}
+    assert {p.data_ptr() for p in work.blocks.parameters() if p.numel() >= 1024} <= places
+    assert sentinel.stop().steps["in_step"][-3:].all()
+    for mine, theirs in zip(work.blocks.parameters(), stock.blocks.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

@@ -68,7 +68,7 @@ def test_loaded_state_is_managed_from_the_next_step_on_with_the_bits_of_stock() 
                 now -= {at for at, _ in bucket.ranges(number)}
         assert not now
         assert not outside()
-        assert any("had other tensors" in note for note in session.notes)
+        assert any("the job had other tensors" in note for note in session.notes)
         assert sentinel.stop().steps["in_step"][-3:].all()
     assert losses == expected
     for mine, theirs in zip(work.models[0].parameters(), stock.models[0].parameters(), strict=True):
@@ -108,3 +108,21 @@ def test_loads_without_end_are_adopted_a_few_times() -> None:
         assert outside()
         sentinel.stop()
         assert outside()
+
+
+def test_a_model_whose_parameters_are_assigned_is_managed_though_no_optimizer_has_them() -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        applied(work)
+        (model,) = work.models
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+        session = current()
+        assert session is not None
+        memory = session.context.memory
+        large = [p for p in model.parameters() if p.untyped_storage().nbytes() >= 1024]
+        assert large
+        assert not any(memory.contains(p.data_ptr()) for p in large)
+        work.step(8)
+        assert all(memory.contains(p.data_ptr()) for p in large)
+        assert not outside()
+        sentinel.stop()
