@@ -40,8 +40,8 @@ def pins_of_job(asked: Pins, job: TrainingJob) -> tuple[Pins, tuple[str, ...]]:
     A pattern names a tensor by any of its names; a plan knows it by the first. An object counts more than any name.
     """
     models, optimizers = job.with_annotated()
-    held = persistent_tensors(models, optimizers, numbers=job.numbers)
-    names = {storage_address(tensor): name for name, tensor, _ in held}
+    persistent = persistent_tensors(models, optimizers, numbers=job.numbers)
+    names = {storage_address(tensor): name for name, tensor, _ in persistent}
     found: dict[str, list[str]] = {"fast": list(asked.fast), "slow": list(asked.slow)}
     told: dict[str, str] = {}  # name -> fast or slow: the last word on a tensor, be it its own or its module's
     strangers = 0
