@@ -172,7 +172,8 @@ def _compared(
         best: dict[str, Plan] = {}
         for point in own:
             if point.fast_bytes in wanted:
-                with telling(f"{label}: simulating {len(policies)} policies and the bound at {point.fast}"):
+                number = "1 policy" if len(policies) == 1 else f"{len(policies)} policies"
+                with telling(f"{label}: simulating {number} and the bound at {point.fast}"):
                     limits = {"time_limit_s": arguments.bound_limit, "search_s": arguments.search_limit}
                     table += cells(subject, profile, machine, point, policies, best=best, **limits)
         subjects.append(subject)

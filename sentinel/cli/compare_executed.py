@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import FAILED, OK, end_as_by_an_interrupt, print_json, saving, telling, whole_number
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.rules import require
 
 if TYPE_CHECKING:
@@ -89,11 +89,13 @@ def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
             "give one, such as --fast 20%",
         ),
     )
-    machine = machine_for(arguments.slow)
+    elsewhere = "run it on a host, or in a virtual machine, with two nodes"
+    try:
+        machine = machine_for(arguments.slow)
+    except CapabilityError as error:
+        raise CapabilityError(f"--slow {arguments.slow}", error.why, elsewhere) from None
     if any(tier.kind != "node" or tier.node is None for tier in machine.tiers):
-        raise UsageError(
-            f"--slow {arguments.slow} is not a NUMA node", "use numa:1, on a host or machine with two nodes"
-        )
+        raise UsageError(f"--slow {arguments.slow} is not a NUMA node, as --executed needs", elsewhere)
     return names, machine
 
 

@@ -229,8 +229,9 @@ def _points(found: Comparison) -> str:
 
 def to_buy(found: Comparison, machine: Machine, here: Point | None, asked: str | None) -> str:
     """What to buy, in sentences."""
-    subject, slow = found.profiles[0], machine.tiers[machine.slower[0]].name
-    footprint = subject.footprint_bytes
+    footprint = found.profiles[0].footprint_bytes
+    slower = [machine.tiers[index].name for index in machine.slower]
+    slow, gain = " and ".join(slower), "gains" if len(slower) == 1 else "gain"
     parts = []
     if here is not None and here.speed is not None and here.step_ns is not None:
         said = f"With {asked} of fast memory ({format_bytes(here.fast_bytes)}) a step takes {format_ns(here.step_ns)}"
@@ -239,7 +240,7 @@ def to_buy(found: Comparison, machine: Machine, here: Point | None, asked: str |
     if knee is None:
         parts.append(f"To buy: {format_bytes(footprint)} of fast memory; less was too slow at every amount tried.")
     elif knee.fast_bytes >= footprint:
-        parts.append(f"To buy: {format_bytes(footprint)} of fast memory; {slow} gains nothing here.")
+        parts.append(f"To buy: {format_bytes(footprint)} of fast memory; {slow} {gain} nothing here.")
     else:
         rest = format_bytes(footprint - knee.fast_bytes)
         parts.append(

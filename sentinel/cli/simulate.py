@@ -23,7 +23,7 @@ from sentinel.cli.common import (
 )
 from sentinel.cli.plan import against, in_the_mean
 from sentinel.core.budget import Budget
-from sentinel.core.units import format_bytes, format_ns
+from sentinel.core.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
     from sentinel.core.run import Run
@@ -37,13 +37,24 @@ Times are predictions, not measurements: every output says `simulated`.
 """
 
 
+_MOST_STEPS = 10_000
+
+
+def _steps(text: str) -> int:
+    """An argparse type. Of each step rows are kept, and steps of the steady state are alike."""
+    steps = whole_number(text)
+    if steps > _MOST_STEPS:
+        raise argparse.ArgumentTypeError(f"{text} steps are too many; give at most {_MOST_STEPS:,}")
+    return steps
+
+
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "simulate", "predict what a plan does on a machine", f"{_EXAMPLES}\n{MACHINES}")
     parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("plan", metavar="PLAN", help="written by `sentinel plan -o` or `sentinel run --save-plan`")
     parser.add_argument("--machine", metavar="PRESET|FILE", help=f"the machine to simulate (default: {HERE})")
-    parser.add_argument("--steps", type=whole_number, default=1, help="steps in the steady state (default 1)")
+    parser.add_argument("--steps", type=_steps, default=1, help="steps in the steady state (default 1)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the run here (.safetensors)")
     add_json(parser)
     parser.set_defaults(execute=execute)
@@ -94,7 +105,7 @@ def rows_of(found: dict[str, Any], all_fast_ns: int | None) -> list[tuple[str, s
     if peak is not None:
         rows.append(("  most in use", format_bytes(peak), in_the_mean(found["fast_mean_bytes"])))
     moved, cases = found["migrated_bytes_per_step"], [found[f"case{case}"] for case in (1, 2, 3)]
-    rows.append(("moved a step", format_bytes(moved), f"{found['migrations_per_step']:,} migrations"))
+    rows.append(("moved a step", format_bytes(moved), counted(found["migrations_per_step"], "migration")))
     rows.append(("layers", "/".join(map(str, cases)), "had all in time / waited for room / for time (cases 1, 2, 3)"))
     return rows
 

@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -47,6 +48,9 @@ class CellProcesses:
         result.unlink(missing_ok=True)
         process = self._context.Process(target=_inside, args=(call, order, str(result), str(log)))
         try:
+            resource_tracker.ensure_running()  # the server needs it, and to begin it lets interrupts in
+            with _interrupts_held():  # also in the server: while it imports, Ctrl-C would be a traceback of its own
+                ensure_running()
             process.start()
             process.join(limit_s)
             late = process.is_alive()
@@ -65,6 +69,16 @@ class CellProcesses:
         return told
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C comes afterwards, in this thread and, where they let it, in processes that it begins meanwhile."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _ended(process: BaseProcess) -> None:
     """It is gone when this returns, and where a second Ctrl-C ends this: else the proof waits for it at exit."""
     try:
@@ -80,6 +94,7 @@ def _ended(process: BaseProcess) -> None:
 def _inside(call: str, order: Any, result: str, log: str) -> None:
     """In the process. It ends with its parent."""
     signal.signal(signal.SIGTERM, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     end_with_parent(os.getppid(), signal.SIGTERM)
     proof = parent_process()  # the kernel's parent is the server that forks cells
     if proof is not None and not proof.is_alive():

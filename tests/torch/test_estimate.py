@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from sentinel.profiler.estimate.memory_needs import needs_of
 from sentinel.profiler.estimate.schema_accesses import describe
 from sentinel.profiler.estimate.time_model import measured_flops_per_s, timed
 from sentinel.runtime import RUNTIME
+from sentinel.tiers import machine_for
 from tests.builders import GB, MIB, make_machine
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -432,3 +434,7 @@ def test_what_it_needs_and_what_to_buy() -> None:
     assert here is not None
     assert here.speed == pytest.approx(1)
     assert "of fast memory; slow gains nothing here." in to_buy(found, machine, here, "100%")
+    three = machine_for("cxl-asic-x8=6MiB+cxl-worst")
+    assert at is not None
+    told = to_buy(replace(found, knees=(replace(at, fast_bytes=subject.footprint_bytes - MIB),)), three, None, None)
+    assert " and 1.00 MiB of cxl-asic-x8 and cxl-worst, for " in told, "of the first one there may be less"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from sentinel.proving.proof_folder import ProofFolder
 from sentinel.proving.workloads import Workload, examples, small_workloads
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology
+from tests.processes import LONGEST_S
 
 TWO = (Workload("a", "a.py", 0.1), Workload("b", "b.py", 10.0))
 SETTINGS = {"slow": "emulated:cxl-asic-x8", "quick": True}
@@ -178,6 +183,31 @@ def test_a_process_answers_fails_or_refuses_in_words(tmp_path: Path) -> None:
     assert failed.value.refused
     with pytest.raises(CellFailed, match="signal 6"):
         processes.run("tests.prove_calls:vanish", None, log, 60)
+
+
+def test_an_interrupt_while_the_server_imports_is_the_proofs_alone(tmp_path: Path) -> None:
+    """A terminal sends it to all of them. The server would print where it was."""
+    there = tmp_path / "there"
+    (tmp_path / "imported_slowly.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(there)!r}).touch()\ntime.sleep(2)\n"
+    )
+    program = (
+        "from pathlib import Path\n"
+        "from sentinel.proving.cell_process import CellProcesses\n"
+        f"CellProcesses(['imported_slowly']).run('tests.prove_calls:hang', {str(tmp_path / 'setting')!r}, "
+        f"Path({str(tmp_path / 'log')!r}), 60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    proof = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    while not there.exists():
+        time.sleep(0.01)
+    os.killpg(proof.pid, signal.SIGINT)
+    said = proof.communicate(timeout=LONGEST_S)[1]
+    assert proof.returncode == -signal.SIGINT
+    assert said.count("Traceback") == 1
+    assert "imported_slowly" not in said.replace(program, "")
 
 
 @pytest.mark.slow

@@ -104,6 +104,8 @@ def test_the_headline_says_what_was_done_first(full: Report) -> None:
     served = f"{served_fraction(SIMULATED):.1%}"
     assert ("served from fast", served, "of the bytes touched") in rows
     assert served in KEY_FIGURES.html(full)
+    estimated = headline_rows({**full.headline, "step_ns_profiled": 0})
+    assert ("step, profiled", "unknown", "") in estimated
 
 
 def test_counters_and_the_witness_are_told_with_units() -> None:

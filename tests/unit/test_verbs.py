@@ -114,6 +114,17 @@ def test_simulate_prints_the_run_in_numbers(saved: dict[str, str], capsys: pytes
     assert rows["layers"][0] == "/".join(str(once[f"case{case}"]) for case in (1, 2, 3))
 
 
+def test_simulate_keeps_rows_of_no_more_steps_than_fit(
+    saved: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("simulate", saved["profile"], saved["plan"], "--machine", saved["machine"], "--steps")
+    with pytest.raises(SystemExit) as ended:
+        asked(simulate, *words, "10001")
+    assert ended.value.code == 2
+    assert "10001 steps are too many; give at most 10,000" in capsys.readouterr().err
+    assert asked(simulate, *words, "10000").steps == 10_000
+
+
 def test_report_draws_what_was_saved(saved: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("report", "--profile", saved["profile"], "--plan", saved["plan"], "--run", saved["run"])
     assert report.execute(asked(report, *words)) == OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -84,6 +85,14 @@ def test_a_session_asks_before_anything_is_changed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(session.RUNTIME, "begin", lambda *given: pytest.fail("a session was made"))
     with pytest.raises(CapabilityError, match=r"torch 2\.4\.0"):
         sentinel.start_profile(fast="20%")
+
+
+def test_the_solver_that_is_admitted_prints_nothing() -> None:
+    """It would be in a script's own output under `sentinel run`, and before JSON."""
+    made = subprocess.run([sys.executable, "-c", "import highspy; highspy.Highs()"], capture_output=True, check=True)
+    assert (made.stdout, made.stderr) == (b"", b"")
+    assert '"highspy>=1.7,<1.16"' in (SOURCE / "pyproject.toml").read_text()
+    assert "highspy 1.7 to 1.15" in " ".join((SOURCE / "docs" / "versions.md").read_text().split())
 
 
 def test_the_package_admits_what_sessions_take() -> None:

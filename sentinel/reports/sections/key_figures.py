@@ -57,7 +57,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("migrated a step", _b(h["migrated_bytes_per_step"]), ""),
         ("stall a step", _t(h["stall_ns_per_step"]), ""),
         ("step, plain", _t(plain), plain_kind),
-        ("step, profiled", _t(h["step_ns_profiled"]), ""),
+        ("step, profiled", _t(h["step_ns_profiled"] or None), ""),  # none was, if it was estimated
         ("step, applied", _t(applied), versus),
         *([("step, spread", spread, "of the applied steps")] if spread else []),
         ("step, predicted", _t(h["step_ns_predicted"]), ahead),
