@@ -31,7 +31,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="run this training script once per placement on the NUMA nodes of this host",
     )
     group.add_argument("--slow", default=DEFAULT_SLOW, metavar="numa:N", help="the slow node (default %(default)s)")
-    group.add_argument("--tracker", help="tracker of our run: auto, ops, ebpf, perf, pagemap, uffd")
+    group.add_argument("--tracker", help="tracker of our run: auto (default), ops, ebpf, perf, pagemap, uffd")
     group.add_argument("--plan", metavar="FILE", help="our run applies this saved plan, without profiling")
     group.add_argument(
         "--warm-up",

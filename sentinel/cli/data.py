@@ -55,24 +55,37 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     told = add_verb(inner, "plan", "show what each order would read, before any training", "")
     _add_source(told)
     told.add_argument(
-        "--memory", type=_amounts, default=["5%", "20%", "50%"], metavar="AMOUNTS", help="default 5%%,20%%,50%%"
+        "--memory",
+        type=_amounts,
+        default=["5%", "20%", "50%"],
+        metavar="AMOUNTS",
+        help="memory for samples, each in a column: sizes, or shares of the data (default 5%%,20%%,50%%)",
     )
     _add_where(told)
     told.add_argument(
         "--workers",
         type=_count,
         default=1,
+        metavar="N",
         help="workers of a plain DataLoader, each with one read in flight (default 1)",
     )
     _add_batches(told)
     told.set_defaults(execute=execute_plan)
     tried = add_verb(inner, "run", "deliver epochs without training, and show what was read", "")
     _add_source(tried)
-    tried.add_argument("--memory", type=amount, default="20%", metavar="AMOUNT", help="default 20%%")
+    tried.add_argument(
+        "--memory",
+        type=amount,
+        default="20%",
+        metavar="AMOUNT",
+        help="memory for samples: a size, or a share of the data (default 20%%)",
+    )
     tried.add_argument("--order", default="exact", help="exact (default), windowed or redirect")
-    tried.add_argument("--epochs", type=whole_number, default=2, help="default 2")
-    tried.add_argument("--workers", type=_count, default=0, help="processes that fetch samples (default 0: none)")
-    tried.add_argument("--seed", type=_count, default=0, help="default 0")
+    tried.add_argument("--epochs", type=whole_number, default=2, metavar="N", help="how many to deliver (default 2)")
+    tried.add_argument(
+        "--workers", type=_count, default=0, metavar="N", help="processes that fetch samples (default 0: none)"
+    )
+    tried.add_argument("--seed", type=_count, default=0, metavar="N", help="of the random order (default 0)")
     _add_where(tried)
     tried.add_argument(
         "--share", metavar="NAME", help="share memory with other runs of this name: one of them reads for all"
@@ -82,12 +95,18 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     packed = add_verb(inner, "pack", "write tar shards of the samples, shuffled once", "")
     _add_source(packed)
     packed.add_argument("--to", metavar="DIR", required=True, help="a new folder; it appears when all is written")
-    packed.add_argument("--seed", type=_count, default=0, help="default 0")
+    packed.add_argument(
+        "--seed", type=_count, default=0, metavar="N", help="of the order in which they are shuffled (default 0)"
+    )
     packed.add_argument(
         "--shard", type=_size, default="256MiB", metavar="SIZE", help="size of a shard (default 256MiB)"
     )
     packed.add_argument(
-        "--memory", type=amount, default="20%", metavar="AMOUNT", help="memory for reading ahead (default 20%%)"
+        "--memory",
+        type=amount,
+        default="20%",
+        metavar="AMOUNT",
+        help="memory for reading ahead: a size, or a share of the data (default 20%%)",
     )
     packed.set_defaults(execute=execute_pack)
     removed = add_verb(inner, "rm", "remove the name of a share", "")
@@ -102,7 +121,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="HOST",
         help="address of this machine to listen on (default 127.0.0.1)",
     )
-    served.add_argument("--port", type=whole_number, default=6379, help="default 6379")
+    served.add_argument("--port", type=whole_number, default=6379, metavar="N", help="to listen on (default 6379)")
     served.add_argument(
         "--password-file",
         metavar="FILE",
@@ -138,7 +157,9 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-size", type=whole_number, default=256, help="default 256")
+    parser.add_argument(
+        "--batch-size", type=whole_number, default=256, metavar="SAMPLES", help="samples in a batch (default 256)"
+    )
     parser.add_argument(
         "--unit",
         type=_unit,

@@ -52,7 +52,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = add_verb(verbs, "plan", "decide where the tensors of a profiled step live", f"{_EXAMPLES}\n{MACHINES}")
     parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("--machine", metavar="PRESET|FILE", help=f"the machine to plan for (default: {HERE})")
-    parser.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory; default: the machine's own")
+    parser.add_argument(
+        "--fast",
+        type=amount,
+        metavar="AMOUNT",
+        help="fast memory: 20%% of the footprint, 8GiB, or bytes (default: all of the machine's fast tier)",
+    )
     parser.add_argument("--policy", default="sentinel", help=POLICIES)
     parser.add_argument(
         "--forgiving",

@@ -108,7 +108,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         const=True,
         help="with a file: update each parameter within backward, and free its gradient there",
     )
-    where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd")
+    where.add_argument(
+        "--tracker", help="auto (default), ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd"
+    )
     where.add_argument("--policy", help=POLICIES)
     where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")
     where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")

@@ -40,7 +40,7 @@ def text(found: Comparison) -> str:
     for subject in found.profiles:
         cells = [cell for cell in found.cells if cell.profile == subject.profile]
         points = [point for point in found.curve if point.profile == subject.profile]
-        tables = [_table(cells), _worse_table(cells), _held_table(cells)]
+        tables = [_table(cells), _worse_table(cells), _held_table(cells)] if cells else []
         parts += [
             about(subject),
             *tables,

@@ -26,9 +26,9 @@ def unpriced(machine: Machine) -> str:
         return ""
     slower = ", ".join(machine.tiers[index].name for index in sorted(pairs))
     return (
-        f"What moves between {machine.fast.name} and {slower} take from compute on {machine.name} is counted as 0,"
-        " since nobody measured it: plans that move, and the bound, come out too fast. `sentinel calibrate` measures it"
-        " for memory of a host."
+        f"The time that moves between {machine.fast.name} and {slower} take from compute on {machine.name} is counted"
+        " as 0, since nobody measured it: plans that move, and the bound, come out too fast. `sentinel calibrate`"
+        " measures it for memory of a host."
     )
 
 

@@ -240,7 +240,7 @@ def test_text_says_simulated_marks_the_knee_and_shows_refusals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = compared(tmp_path, capsys, "--fast", "20%", "--curve", "100%", "--policies", "sentinel,all-fast")
-    assert out.startswith("simulated on built: predictions, nothing was run\nWhat moves between fast and slow take")
+    assert out.startswith("simulated on built: predictions, nothing was run\nThe time that moves between fast and slow")
     assert "as described / the same plan where links alone carry half / the same plan on a worse machine" in out
     assert "links carry half, slow accesses take 1.5 times as long" in out
     (row,) = [line for line in out.splitlines() if line.startswith("sentinel") and line.count("ms") >= 3]

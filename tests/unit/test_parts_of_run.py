@@ -258,7 +258,10 @@ def test_the_curve_marks_what_was_asked_for() -> None:
     text = fast_memory_curve.curve_text("job", PROFILE, MACHINE, "50%")
     assert "How much fast memory?" in text
     assert "\nYou are here: 50%, " in text
-    assert "You are here" not in fast_memory_curve.curve_text("job", PROFILE, MACHINE, None)
+    alone = fast_memory_curve.curve_text("job", PROFILE, MACHINE, None)
+    assert "You are here" not in alone
+    assert "How much fast memory?" in alone
+    assert "(the bound)" not in alone, "no policies are compared"
 
 
 @pytest.mark.parametrize("saved", [False, True])
