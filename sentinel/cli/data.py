@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import OK, add_json, add_verb, amount, check_outputs, print_json, print_table, whole_number
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes, format_ns, parse_bytes
+from sentinel.core.units import counted, format_bytes, format_ns, parse_bytes
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
@@ -333,7 +333,8 @@ def execute_pack(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(asdict(done))
     else:
-        print(f"{done.samples:,} samples in {done.shards} shards, {format_bytes(done.nbytes)}: {done.pattern}")
+        what = f"{counted(done.samples, 'sample')} in {counted(done.shards, 'shard')}"
+        print(f"{what}, {format_bytes(done.nbytes)}: {done.pattern}")
     return OK
 
 

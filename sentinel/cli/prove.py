@@ -238,15 +238,14 @@ def _print_plan(asked: Asked, minutes: float) -> None:
     from sentinel.proving.proof import ahead_s
 
     at, node_bytes = ahead_s(asked), fast_node_bytes(host())
-    print_table(
-        [("minute", "workload", "placement"), ("0.0", "all", "host, calibration, a profiled step, predictions")]
-    )
+    rows = [("minute", "workload", "placement"), ("0.0", "all", "host, calibration, a profiled step, predictions")]
     for cell in asked.cells():
         takes_s = cell.expected_s(asked.quick, node_bytes)
         late = "" if at + takes_s <= 60 * minutes else "  (not within --minutes)"
         again = f", round {cell.round}" if cell.round > 1 else ""
-        print(f"{at / 60:6.1f}  {cell.workload.name:18}  {cell.placement}{again}{late}")
+        rows.append((f"{at / 60:.1f}", cell.workload.name, f"{cell.placement}{again}{late}"))
         at += takes_s
+    print_table(rows)
     print(f"slow memory: {asked.slow or 'none'}{'; ' + 'a file' if asked.file else ''}")
     print(f"about {at / 60:.0f} minutes on two slow cores, less on others; limit {minutes:g}", file=sys.stdout)
     if asked.compares:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import counted
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import Paths, RecordFiles, open_data
 from sentinel.data.feeding import permutation
@@ -145,7 +146,7 @@ def forecast(
                     refused = error
                     continue
                 if now and now < choice.unit:
-                    notes.append(f"memory {text} is little: {now} samples are read at once, not {choice.unit}")
+                    notes.append(f"memory {text} is little: chunks of {counted(now, 'sample')}, not {choice.unit}")
                 later = rows[-1].later_epochs
                 if later.source_ranges > later.source_reads > 0:
                     said = f"what stays of a chunk is read, in {later.source_ranges / later.source_reads:.1f} ranges"

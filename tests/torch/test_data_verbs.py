@@ -38,7 +38,10 @@ def test_index_says_where_it_is(tars: list[str], tmp_path: Path, capsys: pytest.
     assert main(["data", "index", pattern, "--beside", "-o", "x"]) == 2
 
 
-def test_plan_tells_each_order_and_whether_it_is_worth_it(tars: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_tells_each_order_and_whether_it_is_worth_it(
+    tars: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "few").mkdir()
     assert main(["data", "plan", *tars, "--memory", "20%,50%", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["order"] for row in found["rows"]] == [RANDOM, *2 * ["exact", "windowed", "redirect"]]
@@ -47,6 +50,13 @@ def test_plan_tells_each_order_and_whether_it_is_worth_it(tars: list[str], capsy
     shown = capsys.readouterr().out
     assert "reads a chunk" in shown
     assert "exact" in shown
+    assert main(["data", "plan", *shards(tmp_path / "few", [40]), "--memory", "76KiB", "--unit", "64"]) == 0
+    assert "memory 76KiB is little: chunks of 4 samples, not 64" in capsys.readouterr().out
+
+
+def test_pack_says_what_it_has_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "pack", *shards(tmp_path, [40]), "--to", str(tmp_path / "to")]) == 0
+    assert capsys.readouterr().out.startswith("40 samples in 1 shard, ")
 
 
 def test_the_verdict_follows_from_what_reads_cost(tars: list[str]) -> None:
