@@ -29,8 +29,8 @@ FILES = (("sentinel.toml", ()), ("pyproject.toml", ("tool", "sentinel")))
 """File of this folder, and which of its tables has settings. The first one that has any counts alone."""
 
 _MISSPELT = 0.85
-"""A variable that is so like one of ours was meant to be it. Others may have our prefix and be no error: Kubernetes
-names variables after services."""
+"""A variable that is so like one of ours was meant to be it, as is one of the same letters. Others may have our prefix
+and be no error: Kubernetes names variables after services."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def configuration(environment: Mapping[str, str] | None = None) -> dict[str, Set
             continue
         if name in NAMES:
             found[name] = Setting(_switched(variable, value) if name in SWITCHES else value, variable)
-        elif meant := _nearest(name, _MISSPELT):
+        elif meant := next((each for each in NAMES if sorted(each) == sorted(name)), "") or _nearest(name, _MISSPELT):
             raise UsageError(f"{variable} is not a setting", f"write {PREFIX}{meant.upper()}, or unset it")
     return found
 

@@ -65,8 +65,9 @@ def test_a_file_with_an_error_is_refused(here: Path, text: str, told: str) -> No
 
 
 def test_a_misspelt_variable_is_refused_and_a_strangers_is_not() -> None:
-    with pytest.raises(UsageError, match="SENTINEL_FASST is not a setting; write SENTINEL_FAST, or unset it"):
-        configuration({"SENTINEL_FASST": "20%"})
+    for misspelt in ("FASST", "FSAT"):
+        with pytest.raises(UsageError, match=f"SENTINEL_{misspelt} is not a setting; write SENTINEL_FAST, or unset it"):
+            configuration({f"SENTINEL_{misspelt}": "20%"})
     strangers = ("PORT", "SERVICE_HOST", "PORT_26379_TCP", "UNTESTED_TORCH", "ACCEPT", "NUMA_VM", "HOME")
     assert configuration({f"SENTINEL_{name}": "x" for name in strangers}) == {}
 
