@@ -103,7 +103,7 @@ def test_a_folder_of_small_files_is_packed(folder: Path) -> None:
                 path.write_text(f"{kind} {number} {suffix}")
             written[f"{kind}/{number}"] = [f"{kind} {number} jpg", f"{kind} {number} cls"]
     said = run(folder, "-m", *command("pack"))
-    assert said.startswith("100 samples in 1 shards")
+    assert said.startswith("100 samples in 1 shard,")
     pattern = said.rpartition(": ")[2].strip()
     reads = (
         f"import json, sentinel.data\nloader = sentinel.data.loader({pattern!r}, batch_size=10, memory='1MiB')\n"
