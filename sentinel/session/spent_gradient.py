@@ -38,6 +38,34 @@ class SpentGradient(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Raises UsageError."""
-        raise UsageError(
-            f"{func.name()} reads or writes a gradient that overlap_optimizer has used in backward and freed", WITHOUT
-        )
+        raise _refused(func.name())
+
+    # What reads its bytes without an operator. Torch would say that it is a subclass, or read where nothing is.
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        """Raises UsageError."""
+        raise _refused("numpy()")
+
+    __array__ = numpy
+
+    def tolist(self) -> Any:
+        """Raises UsageError."""
+        raise _refused("tolist()")
+
+    def share_memory_(self) -> Any:
+        """Raises UsageError."""
+        raise _refused("share_memory_()")
+
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        """Raises UsageError."""
+        raise _refused("DLPack")
+
+    def __reduce_ex__(self, _proto: Any) -> Any:
+        """Raises UsageError."""
+        raise _refused("pickle")
+
+
+def _refused(who: str) -> UsageError:
+    return UsageError(
+        f"{who} reads or writes a gradient that overlap_optimizer has used in backward and freed", WITHOUT
+    )

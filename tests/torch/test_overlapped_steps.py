@@ -57,6 +57,23 @@ OPTIMIZERS = {
 }
 
 
+READS_WITHOUT_AN_OPERATOR: dict[str, Callable[[Any], object]] = {
+    "numpy": lambda grad: grad.numpy(),
+    "asarray": np.asarray,
+    "tolist": lambda grad: grad.tolist(),
+    "dlpack": lambda grad: grad.__dlpack__(),
+    "save": lambda grad: torch.save(grad, io.BytesIO()),
+    "share_memory_": lambda grad: grad.share_memory_(),  # of a tensor without bytes torch's own is a crash
+}
+
+
+@pytest.mark.parametrize("name", sorted(READS_WITHOUT_AN_OPERATOR))
+def test_what_reads_a_spent_gradient_without_an_operator_is_told_what_to_do(name: str) -> None:
+    spent = SpentGradient(nn.Parameter(torch.zeros(8, 8)))
+    with pytest.raises(UsageError, match=r"has used in backward.*train without"):
+        READS_WITHOUT_AN_OPERATOR[name](spent)
+
+
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_bits_are_the_same(name: str) -> None:
     stock = train(OPTIMIZERS[name])
