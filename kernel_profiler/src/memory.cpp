@@ -67,7 +67,7 @@ std::atomic<uint64_t> owner{0};                                              // 
 std::atomic<bool> in_child{false};
 std::atomic<bool> logging{false};
 std::atomic<int> mode{SN_PASS_THROUGH};
-int32_t ordinal = 0;  // the owner's
+uint32_t ordinal = 0;  // the owner's; where no tick comes it goes round, and from 2^31 on finds no slot
 
 Owners own;
 Others others;
@@ -265,7 +265,7 @@ extern "C" int sn_memory_mode(void) { return mode.load(); }
 extern "C" void *sn_allocate(uint64_t nbytes) {
   if (void *const in_frames = sn::framed_allocate(nbytes); in_frames != nullptr) return in_frames;
   if (!is_owner()) return allocate_foreign(nbytes);
-  const int32_t key = ordinal++;
+  const int32_t key = static_cast<int32_t>(ordinal++);
   int why = SN_WHY_SMALL;
   uint32_t flags = SN_FLAG_SMALL;
   void *address = nullptr;
