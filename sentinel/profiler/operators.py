@@ -112,7 +112,10 @@ def log() -> OperatorLog:
 
 def forget() -> None:
     """Give back what was recorded. Does nothing while something is recorded."""
+    if recording():
+        return
     torch_shim.function("sn_recorder_forget", _INT)()
+    RUNTIME.recorder = None  # an owner may hold tensors
 
 
 class _OfParent:

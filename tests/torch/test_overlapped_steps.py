@@ -399,6 +399,21 @@ def test_parameters_that_nobody_trains_any_more_are_freed() -> None:
         assert "updates 4 parameters within backward" in steps.notes()[0]
 
 
+def test_parameters_whose_optimizer_was_refused_are_freed() -> None:
+    """While the session goes on, and so another one may begin after it."""
+    with overlapped() as steps:
+        model, tokens = network()
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        for number, batch in enumerate(tokens[:3]):
+            clipped(model, optimizer, cases.loss_of(model, batch), number)
+            optimizer.zero_grad()
+        assert "linalg_vector_norm reads a gradient" in steps.notes()[0]
+        weight = weakref.ref(model.last.weight)
+        del model, optimizer
+        gc.collect()
+        assert weight() is None
+
+
 def test_an_optimizer_that_steps_no_more_is_watched_no_longer() -> None:
     with overlapped() as steps:
         once, always = nn.Linear(16, 16), nn.Linear(16, 16)
