@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
+
+from sentinel.migration.frozen_objects import all_objects, thawed  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -56,3 +59,19 @@ def test_what_was_frozen_is_managed(threads: bool) -> None:
     script = SCRIPT.replace("{threads}", str(threads))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_frozen_objects_are_shown_and_nothing_is_frozen_that_was_not() -> None:
+    assert not gc.get_freeze_count()
+    own = [object()]
+    with thawed():
+        assert any(found is own for found in gc.get_objects())
+    assert not gc.get_freeze_count()
+    gc.freeze()
+    try:
+        assert not any(found is own for found in gc.get_objects())
+        assert any(found is own for found in all_objects())
+        assert gc.get_freeze_count()
+        assert not any(found is own for found in gc.get_objects())
+    finally:
+        gc.unfreeze()
