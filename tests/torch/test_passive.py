@@ -367,6 +367,7 @@ def test_what_was_built_before_moves_in_where_it_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_what_was_built_before_is_told_where_it_is_not_named(folder: Path, frozen: bool) -> None:
+    gc.unfreeze()  # what the collection of tests has frozen
     gc.collect()
     model = torch.nn.Linear(1024, 1024)
     if frozen:
