@@ -11,6 +11,7 @@ import pytest
 
 from sentinel.core.errors import CapabilityError
 from sentinel.system import probes, versions
+from tests.processes import LONGEST_S
 
 SOURCE = Path(__file__).parents[2]
 SINCE, BEFORE = (".".join(map(str, bound)) for bound in (versions.TORCH_SINCE, versions.TORCH_BEFORE))
@@ -89,7 +90,9 @@ def test_a_session_asks_before_anything_is_changed(monkeypatch: pytest.MonkeyPat
 
 def test_the_solver_that_is_admitted_prints_nothing() -> None:
     """It would be in a script's own output under `sentinel run`, and before JSON."""
-    made = subprocess.run([sys.executable, "-c", "import highspy; highspy.Highs()"], capture_output=True, check=True)
+    made = subprocess.run(
+        [sys.executable, "-c", "import highspy; highspy.Highs()"], capture_output=True, check=True, timeout=LONGEST_S
+    )
     assert (made.stdout, made.stderr) == (b"", b"")
     assert '"highspy>=1.7,<1.16"' in (SOURCE / "pyproject.toml").read_text()
     assert "highspy 1.7 to 1.15" in " ".join((SOURCE / "docs" / "versions.md").read_text().split())
