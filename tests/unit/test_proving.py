@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from sentinel.proving.proof_folder import ProofFolder
 from sentinel.proving.workloads import Workload, examples, small_workloads
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology
-from tests.processes import LONGEST_S
+from tests.processes import LONGEST_S, started, until
 
 TWO = (Workload("a", "a.py", 0.1), Workload("b", "b.py", 10.0))
 SETTINGS = {"slow": "emulated:cxl-asic-x8", "quick": True}
@@ -198,13 +197,11 @@ def test_an_interrupt_while_the_server_imports_is_the_proofs_alone(tmp_path: Pat
         f"Path({str(tmp_path / 'log')!r}), 60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
-    proof = subprocess.Popen(
-        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, process_group=0
-    )
-    while not there.exists():
-        time.sleep(0.01)
-    os.killpg(proof.pid, signal.SIGINT)
-    said = proof.communicate(timeout=LONGEST_S)[1]
+    command = (sys.executable, "-c", program)
+    with started(command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0) as proof:
+        until(there.exists)
+        os.killpg(proof.pid, signal.SIGINT)
+        said = proof.communicate(timeout=LONGEST_S)[1]
     assert proof.returncode == -signal.SIGINT
     assert said.count("Traceback") == 1
     assert "imported_slowly" not in said.replace(program, "")
