@@ -74,6 +74,7 @@ def _write_page(found: PlacementComparison, path: str) -> None:
 def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
     """The placements and the two nodes that are asked for. Whatever is wrong is raised here, before torch is there."""
     from sentinel.executed.placements import NAMES
+    from sentinel.system.topology import topology
     from sentinel.tiers import machine_for
 
     names: tuple[str, ...] = arguments.policies or NAMES
@@ -93,6 +94,8 @@ def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
     try:
         machine = machine_for(arguments.slow)
     except CapabilityError as error:
+        if sum(node.total_bytes > 0 for node in topology().nodes) > 1:
+            raise
         raise CapabilityError(f"--slow {arguments.slow}", error.why, elsewhere) from None
     if any(tier.kind != "node" or tier.node is None for tier in machine.tiers):
         raise UsageError(f"--slow {arguments.slow} is not a NUMA node, as --executed needs", elsewhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 from sentinel.core.errors import UsageError
@@ -23,8 +24,8 @@ def require_printable(of: str, **texts: str) -> None:
     """Raises UsageError where one of `texts`, by name, has characters that would drive the terminal that it is shown
     on."""
     for name, text in texts.items():
-        if not text.isprintable():
-            raise UsageError(f"{of}: {name} {text!a} has characters that are not printable", "rename it")
+        if not all(each.isprintable() or unicodedata.category(each) == "Zs" for each in text):
+            raise UsageError(f"{of}: {name} {text!a} has characters that are not printable", "write it without them")
 
 
 def holding(*told: tuple[Any, str]) -> list[str]:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,13 @@ class OperatorLog:
     lines: tuple[str, ...] = ()
 
 
+class Owner:
+    """One for whom operators are recorded, and nothing else."""
+
+
+_NOBODY = Owner()
+
+
 def start(owner: object = None) -> None:
     """Record the operators of this thread from now on, for `owner`, who alone may stop it.
 
@@ -61,7 +69,7 @@ def start(owner: object = None) -> None:
     """
     if recording():
         raise UsageError("operators are recorded already", "end the other recording first")
-    RUNTIME.recorder = owner
+    RUNTIME.recorder = ref(_NOBODY if owner is None else owner)
     RUNTIME.not_inherited.add(_OF_PARENT)
     names = [name.encode() for name in flops.worded()]
     array = (ctypes.c_char_p * len(names))(*names)
@@ -75,8 +83,17 @@ def start(owner: object = None) -> None:
 
 def stop(owner: object = None) -> None:
     """Record no more, if it is `owner` who records. Does nothing if nothing is recorded."""
-    if owner is RUNTIME.recorder:
-        torch_shim.function("sn_recorder_stop", _INT)()
+    if is_for(owner):
+        _stop()
+
+
+def is_for(owner: object) -> bool:
+    """Whether it is for `owner` that operators are recorded, or were last."""
+    return (None if RUNTIME.recorder is None else RUNTIME.recorder()) is (_NOBODY if owner is None else owner)
+
+
+def _stop() -> None:
+    torch_shim.function("sn_recorder_stop", _INT)()
 
 
 def recording() -> bool:
@@ -112,10 +129,7 @@ def log() -> OperatorLog:
 
 def forget() -> None:
     """Give back what was recorded. Does nothing while something is recorded."""
-    if recording():
-        return
     torch_shim.function("sn_recorder_forget", _INT)()
-    RUNTIME.recorder = None  # an owner may hold tensors
 
 
 class _OfParent:
@@ -123,7 +137,7 @@ class _OfParent:
 
     def forked(self) -> None:
         """See NotInherited."""
-        stop(RUNTIME.recorder)
+        _stop()
         forget()
 
 

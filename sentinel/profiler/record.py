@@ -149,7 +149,7 @@ class StepRecorder:
         """End the recording without a Trace, however far it came. Does nothing if it has ended."""
         operators.stop(_TRIAL)
         self.stop()
-        if RUNTIME.recorder is self:
+        if operators.is_for(self):
             operators.forget()
 
     def forked(self) -> None:
@@ -225,7 +225,7 @@ def _on_ring(runs: NDArray[Any], length: int) -> NDArray[Any]:
     return runs
 
 
-_TRIAL = object()
+_TRIAL = operators.Owner()
 """Who records while `_operator_ns` tries what that costs."""
 
 

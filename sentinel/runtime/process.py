@@ -114,13 +114,14 @@ class Runtime:
     Sessions. `sink`: the running session, which takes ticks. `last`: the session that began last, running or not.
     `overrides`: arguments of `start_profile` by name, which win over the script's; `configured`: those that count where
     nobody gives any, None where environment and file are still to be asked. `begin`: makes what `start_profile`
-    begins, instead of a Session. `finder`: who begins a session where the script does not. `shows_uncaught`:
-    sys.excepthook ends sessions already.
+    begins, instead of a Session. `finder`: who begins a session where the script does not. `placing`: the
+    Placing that began the last session on a file. `shows_uncaught`: sys.excepthook ends sessions already.
 
     Observers. `watches`: one for each call of `observe`. Any thread adds and removes one by a single call of the list.
 
-    One in a process. `memory`: the ManagedMemory that is torch's allocator. `recorder`: on whose behalf operators are
-    recorded, or were last. `trackers`: those that were begun and may have something to give back.
+    One in a process. `memory`: the ManagedMemory that is torch's allocator. `recorder`: gives on whose behalf operators
+    are recorded, or were last, if it is still alive: it may hold tensors. `trackers`: those that were begun and may
+    have something to give back.
 
     Annotations. `models`, `optimizers`, `blocks`: those that tick; `blocks` with the names of their layers: one
     that two models share ticks once, by its first name. `under_way`: what they are doing on the thread that asks.
@@ -141,10 +142,11 @@ class Runtime:
         self.configured: Mapping[str, Any] | None = None
         self.begin: Callable[..., Any] | None = None
         self.finder: Finder | None = None
+        self.placing: object = None
         self.shows_uncaught = False
         self.watches: list[Watch] = []
         self.memory: object = None
-        self.recorder: object = None
+        self.recorder: Callable[[], object] | None = None
         self.trackers: set[Closable] = set()
         self.models: Ordinals[nn.Module] = Ordinals()
         self.optimizers: Ordinals[Optimizer] = Ordinals()
@@ -176,7 +178,7 @@ class Runtime:
     def forked(self) -> None:
         """In a forked child, which trains on with stock allocation: the session, its memory, its movers and its logs
         are the parent's, and so is who looks on."""
-        self.sink, self.memory, self.finder, self.watches = None, None, None, []
+        self.sink, self.memory, self.finder, self.placing, self.watches = None, None, None, None, []
         self.beside, self.paused_by_forks, self._forking = WeakSet(), WeakSet(), _Forking()
         for held in self.not_inherited:
             held.forked()

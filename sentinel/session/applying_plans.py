@@ -214,7 +214,11 @@ class ApplyingPlans:
         if bucket.flow.machine is not None:
             for note in short_of(bucket.flow.machine, executed):
                 _note_once(context, note)
-        refined = context.planning.refined(bucket.flow, executed)
+        try:
+            refined = context.planning.refined(bucket.flow, executed)
+        except SentinelError as error:
+            self._keep_plans(bucket, error)
+            return
         if refined is not None:
             bucket.flow = refined.kept
             self._await(bucket, refined.pending, partial(self._switch, bucket, refined))

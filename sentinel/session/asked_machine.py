@@ -66,6 +66,10 @@ def _machine_of(request: Request) -> Machine:
     described = request.machine if isinstance(request.machine, Machine) else machine_named(request.machine)
     applied = tiers.machine_for(_slow_of(described) if request.slow == "auto" else request.slow)
     kinds = {tier.kind for tier in described.tiers if tier is not described.fast}
+    if {"node", "emulated"} <= kinds:
+        raise UsageError(
+            f"machine {described.name} has slower tiers on nodes and emulated ones", "give one with tiers of one kind"
+        )
     if request.slow == "auto" and "emulated" in kinds:
         return replace(described, tiers=(_where(described.fast, applied.fast), *described.tiers[1:]), flops_per_s=None)
     if tiers.on_paper(applied):

@@ -75,14 +75,17 @@ class Placing:
         session.leave_to_script()
         if RUNTIME.sink is not None and is_file(RUNTIME.overrides.get("slow")):
             return  # `sentinel run` began it for the whole script
-        if RUNTIME.sink not in (None, self._on_file):
+        before = RUNTIME.placing
+        if isinstance(before, Placing) and RUNTIME.sink is before._on_file:
+            before.end()
+        if RUNTIME.sink is not None:
             raise UsageError("placing(): a session is running already", "call sentinel.stop() to end it")
-        self.end()  # where that never came
+        self.end()  # where that never came, and no session began
         self._path, self._before = path, RUNTIME.last
         self._began_s = time.time()
         if is_file(asked.slow):
             session.start_profile(request=asked)
-            self._on_file = RUNTIME.sink
+            self._on_file, RUNTIME.placing = RUNTIME.sink, self
         else:
             gc.collect()  # a loop is to train all optimizers that there are, as far as its steps do not repeat for long
             self._follower = Follower(asked)
@@ -111,6 +114,8 @@ class Placing:
             say(f"placing() could not clean up completely: {error}", wrong=True)
         finally:
             self._begun_in, self._before, self._on_file = 0, None, None
+            if RUNTIME.placing is self:
+                RUNTIME.placing = None
 
     def _tell(self, follower: Follower | None, *, failed: bool) -> None:
         """Write the report, or say why there is none, unless an error told that."""

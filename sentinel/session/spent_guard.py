@@ -12,7 +12,6 @@ import torch
 
 from sentinel.core.errors import SentinelError
 from sentinel.profiler import operators
-from sentinel.runtime import RUNTIME
 
 
 class _Spent(NamedTuple):
@@ -118,7 +117,7 @@ class SpentGuard:
         return {at for each in parameters for at in self._addresses.get(id(each), (_address(each),))}
 
     def _runs(self) -> bool:
-        return RUNTIME.recorder is self and operators.recording()
+        return operators.is_for(self) and operators.recording()
 
 
 def _address(parameter: torch.Tensor) -> int:

@@ -63,27 +63,33 @@ class TrainingJob:
         """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
         since."""
         self._let_go()
-        self._watched.update(_others(self.optimizers, annotate.annotated()[1]))
+        models, optimizers = annotate.annotated()
+        self._watched.update(_others(self.optimizers, optimizers))
         for optimizer in self._watched:
             annotate.watch_steps(optimizer, self)
-        self.add_successors()
+        self._add(_others(models, self.models), _others(optimizers, self.optimizers))
+        for optimizer in self.optimizers:
+            self._trained_by[optimizer] = [model for model in self.models if _trains(optimizer, model.parameters())]
 
     def successors_came(self) -> bool:
-        """Whether something was annotated that the job does not have: as for the next fold, when a model is gone."""
-        models, optimizers = annotate.annotated()
-        return bool(_others(models, self.models) or _others(optimizers, self.optimizers))
+        """Whether a model is gone, and one is annotated that the job does not have, as for the next fold."""
+        return any(held() is None for held in self._models) and bool(_others(annotate.annotated()[0], self.models))
 
     def add_successors(self) -> None:
-        """Add what is annotated. A model takes the place of one that is gone, whose layers it may have."""
+        """Models that are annotated take the places of those that are gone, whose layers they may have; with them come
+        the annotated optimizers that train them."""
         models, optimizers = annotate.annotated()
-        for model in _others(models, self.models):
+        gone = sum(held() is None for held in self._models)
+        came = _others(models, self.models)[:gone]
+        params = [param for _, param in names.parameters(came)]
+        self._add(came, [each for each in _others(optimizers, self.optimizers) if _trains(each, params)])
+
+    def _add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """A model gets the place of one that is gone, if there is one."""
+        for model in models:
             free = next((place for place, held in enumerate(self._models) if held() is None), len(self._models))
             self._models[free : free + 1] = [ref(model)]
-        self._asked += [ref(optimizer) for optimizer in _others(optimizers, self.optimizers)]
-        for optimizer in self.optimizers:
-            trained = {id(param) for group in optimizer.param_groups for param in group["params"]}
-            of = [model for model in self.models if any(id(param) in trained for param in model.parameters())]
-            self._trained_by[optimizer] = of
+        self._asked += [ref(optimizer) for optimizer in optimizers]
 
     def watch_new_optimizers(self) -> None:
         """From now on an optimizer that was made later, and trains what the job trains, is one of its own."""
@@ -92,8 +98,7 @@ class TrainingJob:
     def _after_any_step(self, optimizer: Optimizer, *_: Any) -> None:
         if RUNTIME.sink is None or optimizer in self._unrelated or any(optimizer is own for own in self.optimizers):
             return
-        ours = {id(param) for _, param in names.parameters(self.models)}
-        if not any(id(param) in ours for group in optimizer.param_groups for param in group["params"]):
+        if not _trains(optimizer, [param for _, param in names.parameters(self.models)]):
             self._unrelated.add(optimizer)
             return
         self._found.join(optimizer)
@@ -208,11 +213,17 @@ FIRST = 16
 """Tensors of an optimizer among which one is looked for that is large enough to be managed."""
 
 
+def _trains(optimizer: Optimizer, params: Iterable[torch.Tensor]) -> bool:
+    """Whether it has one of `params`."""
+    ours = set(map(id, params))
+    return any(id(param) in ours for group in optimizer.param_groups for param in group["params"])
+
+
 def _are_elsewhere(holder: nn.Module | Optimizer, memory: ManagedMemory) -> bool:
     """Whether the first parameter or the first state that is large enough to be managed is not."""
     kinds: list[Iterable[torch.Tensor]]
     if isinstance(holder, nn.Module):
-        kinds = [holder.parameters()]
+        kinds = [(param for _, param in holder.named_parameters())]  # parameters() may give groups of them
     else:
         state = (value for held in holder.state.values() for value in held.values() if isinstance(value, torch.Tensor))
         kinds = [(param for group in holder.param_groups for param in group["params"]), state]

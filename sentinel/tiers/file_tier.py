@@ -89,10 +89,12 @@ class FileTier:
             )
         mapped, private = _mapped_bound(), _private_bound()
         bound = min(mapped, private or mapped)
-        if max(told_bytes, fast_bytes) > bound.nbytes:
+        most = f"{bound.nbytes >> 20}MiB"
+        more = [f"file:{folder}={most}"] * (told_bytes > bound.nbytes) + [f"fast={most}"] * (fast_bytes > bound.nbytes)
+        if more:
             raise UsageError(
                 f"slow={slow!r} with fast={fast!r}: {bound.why}: enough for {format_bytes(bound.nbytes)}",
-                f"ask for no more than file:{folder}={bound.nbytes >> 20}MiB, or {bound.remedy}",
+                f"ask for no more than {' and '.join(more)}, or {bound.remedy}",
             )
         share = disk.free_bytes // (_OF_FREE * _ranks())
         wanted = told_bytes if sized else min(limits.host_bytes(), share, bound.nbytes)
@@ -268,7 +270,7 @@ def _fast_bytes(fast: str | int, beside: int) -> int:
 def _require_memory(pool_bytes: int, fast: str | int | None, cap: str | int | None) -> None:
     there, ranks = limits.available_bytes(), _ranks()
     if ranks > 1:  # frames of those that began earlier are shared memory: they are part of what all have
-        there += limits.shared_bytes()
+        there += min(limits.shared_bytes(), (ranks - 1) * pool_bytes)
     if pool_bytes <= (most := there // ranks):
         return
     unasked = fast is None and cap is None

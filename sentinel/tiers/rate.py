@@ -16,12 +16,17 @@ from sentinel.core.units import MOST_BYTES
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)/s\s*")
 
+LEAST_BYTES_PER_S = 10**6
+
 
 def parse_rate(text: str) -> int:
-    """Bytes per second in `"500MB/s"`, `"1.5GiB/s"`. Raises UsageError for anything else, for 0, and above 2^60."""
+    """Bytes per second in `"500MB/s"`, `"1.5GiB/s"`. Raises UsageError for anything else, below 1 MB/s, at which a
+    call of a mover would take seconds in which it can't be ended, and above 2^60."""
     match = _RATE.fullmatch(text)
     amount = float(match.group(1)) * _UNITS.get(match.group(2), 0) if match else 0.0
-    if not 1 <= amount <= MOST_BYTES:
+    if match and 0 < amount < LEAST_BYTES_PER_S:
+        raise UsageError(f"rate limit {text!r} is less than 1MB/s", "give more, or a plan that moves nothing")
+    if not LEAST_BYTES_PER_S <= amount <= MOST_BYTES:
         raise UsageError(f"rate limit {text!r} is not a rate", f'write it as "500MB/s"; units: {", ".join(_UNITS)}')
     return int(amount)
 

@@ -353,3 +353,43 @@ def test_the_next_model_of_the_same_layers_takes_the_place_of_one_that_is_gone()
     assert sentinel.stop().steps["in_step"][-3:].all()
     for mine, theirs in zip(work.blocks.parameters(), stock.blocks.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_a_model_that_is_annotated_while_none_is_gone_is_left_alone() -> None:
+    """Another thread's, or one that is not trained: to move its tensors is no business of the session."""
+    work, other = Reordered(), Reordered()
+    sentinel.annotate(work.blocks, work.optimizer)
+    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+    work.step(0, HERE)
+    sentinel.end_profile()
+    for i in range(1, 6):
+        work.step(i, HERE)
+        if i == 3:
+            sentinel.annotate(other.blocks, other.optimizer)
+    session = current()
+    assert session is not None
+    assert not any(session.context.memory.contains(p.data_ptr()) for p in other.blocks.parameters())
+    assert not any("moved into managed memory" in note for note in session.context.notes)
+    sentinel.stop()
+
+
+def test_the_next_model_goes_though_it_holds_its_optimizer() -> None:
+    work = Reordered()
+    sentinel.annotate(work.blocks, work.optimizer)
+    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+    work.step(0, HERE)
+    sentinel.end_profile()
+    for i in range(1, 3):
+        work.step(i, HERE)
+    del work
+    gc.collect()
+    work = Reordered()
+    work.blocks.__dict__["own_optimizer"] = work.optimizer
+    sentinel.annotate(work.blocks, work.optimizer)
+    for i in range(3):
+        work.step(i, HERE)
+    gone = weakref.ref(work.blocks)
+    del work
+    gc.collect()
+    assert gone() is None
+    sentinel.stop()

@@ -79,8 +79,19 @@ def test_a_file_whose_names_drive_the_terminal_is_refused(host: list[Topology], 
     path.write_text("\n".join(lines))
     Request(machine=path).check()
     path.write_text("\n".join(lines).replace('"calibrated"', '"a\\u001b[2J"'))
-    with pytest.raises(FormatError, match=r"name 'a\\x1b\[2J' has characters that are not printable; rename it"):
+    with pytest.raises(
+        FormatError, match=r"name 'a\\x1b\[2J' has characters that are not printable; write it without them"
+    ):
         Request(machine=path).check()
+
+
+def test_slower_tiers_are_of_one_kind(host: list[Topology]) -> None:
+    emulated = machine_of(Request(slow="emulated:cxl-asic-x8=6MiB+cxl-worst"))
+    tiers = (*emulated.tiers[:2], replace(emulated.tiers[2], kind="node", node=1))
+    with pytest.raises(
+        UsageError, match="has slower tiers on nodes and emulated ones; give one with tiers of one kind"
+    ):
+        machine_of(Request(machine=replace(emulated, tiers=tiers)))
 
 
 def test_a_job_may_have_what_the_fast_node_has_free(host: list[Topology]) -> None:

@@ -585,6 +585,14 @@ def test_processes_of_one_job_share_what_the_host_has_left(folder: Path, monkeyp
             FileTier.asked(f"file:{folder}=256MiB", "66MiB")
 
 
+def test_shared_memory_of_others_is_not_what_a_job_has_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(limits, "available_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(limits, "shared_bytes", lambda: 64 << 30)
+    with pytest.raises(sentinel.UsageError, match=r"'65MiB' allows the tensors of each of 2 processes 65\.00 MiB"):
+        FileTier.asked(f"file:{folder}=256MiB", "65MiB")
+
+
 def test_a_container_that_may_have_more_than_the_host_has_left_is_refused_in_words_of_its_own(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,15 @@ def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert set(RUNTIME.models.alive()) <= set(annotated)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
+    if disk_of(place).in_memory:
+        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
+    with tempfile.TemporaryDirectory(dir=place) as found:
+        yield Path(found)
+
+
 class Loop:
     """A model and its optimizer, always the same, and the losses that they came to."""
 
@@ -262,6 +271,37 @@ def test_one_whose_end_was_never_called_ends_with_the_next(stock: Loop) -> None:
     lost.end()
 
 
+@pytest.mark.needs("native")
+@pytest.mark.parametrize("next_slow", ["file", "emulated"])
+def test_one_on_a_file_whose_end_was_never_called_ends_with_the_next(next_slow: str, stock: Loop, folder: Path) -> None:
+    """As in a notebook, where an exception left a Trainer and the cell is run again."""
+    on_file = {"fast": "16MiB", "slow": f"file:{folder}=64MiB"}
+    lost = Placing(Request(**on_file))
+    lost.begin()
+    before = RUNTIME.sink
+    assert before is not None
+    loop = Loop()
+    with sentinel.placing(**(on_file if next_slow == "file" else {"fast": "60%", **EMULATED})):
+        assert RUNTIME.sink is not before
+        loop.train()
+    assert_same(loop, stock)
+    assert not sentinel.active()
+    lost.end()
+
+
+@pytest.mark.needs("native")
+def test_one_on_a_file_leaves_the_session_that_the_program_began_since(folder: Path) -> None:
+    lost = Placing(Request(fast="16MiB", slow=f"file:{folder}=64MiB"))
+    lost.begin()
+    sentinel.stop()
+    sentinel.start_profile(**EMULATED)
+    with pytest.raises(sentinel.UsageError, match="a session is running already"):
+        Placing(Request(fast="50%", **EMULATED)).begin()
+    assert sentinel.active()
+    sentinel.stop()
+    lost.end()
+
+
 def test_one_whose_end_was_never_called_leaves_the_session_that_the_program_began_since() -> None:
     lost = Placing(Request(fast="50%", **EMULATED))
     lost.begin()
@@ -404,19 +444,13 @@ assert sentinel.report().setup.storage.read_bytes > 0
 
 
 @pytest.mark.needs("native")
-def test_on_a_file_what_is_built_within_is_in_frames(tmp_path: Path) -> None:
-    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
-    if disk_of(place).in_memory:
-        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        root = Path(__file__).parents[2]
-        command = [sys.executable, "-c", ON_A_FILE, folder]
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
-        assert (Path(folder) / "r.json").exists()
+def test_on_a_file_what_is_built_within_is_in_frames(folder: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", ON_A_FILE, str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "r.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 
 import pytest
@@ -263,6 +264,19 @@ class TestThreadsAndPhases:
         with Seen(), pytest.raises(UsageError, match="recorded already"):
             operators.start()
         operators.stop()  # a second time: nothing
+
+    def test_a_recording_keeps_no_owner_alive_and_is_for_its_owner_until_it_ends(self):
+        owner = operators.Owner()
+        operators.start(owner)
+        operators.forget()  # as another thread may, which has taken its own
+        operators.stop()
+        assert operators.recording()
+        operators.stop(owner)
+        assert not operators.recording()
+        gone = weakref.ref(owner)
+        del owner
+        assert gone() is None
+        operators.forget()
 
     def test_an_exception_in_an_operator_leaves_the_next_ones_right(self):
         x, y = torch.ones(3, 4), torch.ones(5, 6)

@@ -19,7 +19,8 @@ from tests.unit.engine_builders import INSTANT, applied, emulated_machine
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("500MB/s", 5 * 10**8), ("1.5 GiB/s", 3 << 29), ("7B/s", 7), (" 2kB/s ", 2000)]
+    ("text", "rate"),
+    [("500MB/s", 5 * 10**8), ("1.5 GiB/s", 3 << 29), ("7000000B/s", 7 * 10**6), (" 2000kB/s ", 2 * 10**6)],
 )
 def test_a_rate_has_a_unit_and_says_per_second(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
@@ -32,6 +33,12 @@ def test_a_rate_has_a_unit_and_says_per_second(text: str, rate: int) -> None:
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="500MB/s"):
         parse_rate(text)
+
+
+def test_a_rate_at_which_a_call_takes_seconds_is_refused() -> None:
+    assert parse_rate("1MB/s") == 10**6
+    with pytest.raises(UsageError, match="'999kB/s' is less than 1MB/s; give more"):
+        parse_rate("999kB/s")
 
 
 def test_plans_count_on_links_within_it() -> None:

@@ -373,7 +373,7 @@ def test_names_that_drive_the_terminal_are_refused(
         for command in (["plan", saved["profile"]], ["compare", saved["profile"], "--policies", "static"]):
             assert cli.main([*command, "--machine", path]) == 1
             told = capsys.readouterr()
-            assert "has characters that are not printable; rename it" in told.err
+            assert "has characters that are not printable; write it without them" in told.err
             assert "\x1b" not in told.out + told.err
     for spec, field in ((MACHINE, "decided_by"), (fast, "name"), (fast, "source"), (MACHINE.links[0], "declared_by")):
         with pytest.raises(UsageError, match=rf"{field} 'a\\x1b\[2J' has characters that are not printable"):
