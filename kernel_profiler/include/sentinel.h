@@ -59,7 +59,8 @@ typedef struct sn_event {
 
 SN_API uint64_t sn_log_count(void); /* events held */
 SN_API uint64_t sn_log_lost(void);  /* events that found the log full */
-/* Copies events [first, first + count) in the order of their slots, nearly that of seq; returns how many. */
+/* Copies events [first, first + count) in the order of their slots, nearly that of seq; returns how many. One that another
+   thread is about to write is all zeros: its seq is 0, which no event has. */
 SN_API uint64_t sn_log_copy(uint64_t first, uint64_t count, sn_event *out);
 
 /* ---- memory.cpp: the allocator's modes, dispatch and counters ---------------------------------------- */

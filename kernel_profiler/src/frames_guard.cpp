@@ -215,7 +215,8 @@ int put_on_top(Handler &handler) {
   if (sigaction(handler.number, nullptr, &now) != 0) return -errno;
   if (level_of(handler, now) >= 0) return 0;
   const int level = level_above(handler, now);
-  handler.before[level] = now;  // before it is replaced: the handler may run at once
+  // Before it is replaced: the handler may run at once. What it reads is not written again.
+  if (!same(handler.before[level], now)) handler.before[level] = now;
   struct sigaction action = {};
   action.sa_sigaction = handler.ours[level];
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;

@@ -35,7 +35,11 @@ int log_open() {
   return 0;
 }
 
-void log_clear() { next.store(0, std::memory_order_release); }
+void log_clear() {
+  const uint64_t used = held();
+  for (uint64_t i = 0; i < used; i++) __atomic_store_n(&events.load()[i].seq, 0, __ATOMIC_RELAXED);
+  next.store(0, std::memory_order_release);
+}
 
 void log_release() {
   const uint64_t used = held() * sizeof(sn_event);
@@ -50,7 +54,6 @@ void log_append(uint8_t kind, const void *address, uint64_t nbytes, int32_t ordi
   const uint64_t index = next.fetch_add(1, std::memory_order_relaxed);
   if (index >= kCapacity) return;
   sn_event &event = events.load(std::memory_order_relaxed)[index];
-  event.seq = seq;
   event.address = reinterpret_cast<uintptr_t>(address);
   event.nbytes = nbytes;
   event.time_ns = sn_now_ns();
@@ -58,6 +61,7 @@ void log_append(uint8_t kind, const void *address, uint64_t nbytes, int32_t ordi
   event.ordinal = ordinal;
   event.flags = flags;
   event.kind = kind;
+  __atomic_store_n(&event.seq, seq, __ATOMIC_RELEASE);  // last: from now on it is there
 }
 
 }  // namespace sn
@@ -73,6 +77,8 @@ extern "C" uint64_t sn_log_copy(uint64_t first, uint64_t count, sn_event *out) {
   const uint64_t end = held();
   if (first >= end) return 0;
   const uint64_t taken = std::min(count, end - first);
-  std::copy_n(events.load() + first, taken, out);
+  const sn_event *from = events.load() + first;
+  for (uint64_t i = 0; i < taken; i++)  // what another thread has not written to its end yet has no seq
+    out[i] = __atomic_load_n(&from[i].seq, __ATOMIC_ACQUIRE) == 0 ? sn_event{} : from[i];
   return taken;
 }

@@ -57,7 +57,7 @@ void store_from_outside(uint64_t page, int writer) {
 void write_on(int writer, uint64_t *rounds) {
   const int file = memfd_create("word", MFD_CLOEXEC);
   CHECK(file >= 0);
-  while (!stop.load()) {
+  do {
     const uint64_t reach = *rounds % 2 == 0 ? kPages : kPages / 2;
     for (uint64_t page = 0; page < reach; page++) {
       if (writer == 0)
@@ -68,7 +68,7 @@ void write_on(int writer, uint64_t *rounds) {
         store_from_outside(page, writer);
     }
     ++*rounds;
-  }
+  } while (!stop.load());
   close(file);
 }
 

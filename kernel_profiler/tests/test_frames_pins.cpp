@@ -156,7 +156,7 @@ void a_fork_leaves_them_to_the_parent() {
     const pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-      alarm(60);
+      alarm(600);
       const bool same = marks_hold(base, 1, 1);
       *word(base, 0, 0) = 7;  // its own affair
       _exit(same && *word(base, 0, 0) == 7 ? 0 : 2);

@@ -25,11 +25,11 @@ uint64_t load(uint64_t page, uint64_t index) { return __atomic_load_n(word(base,
 // Words 0 and 511 of a page never change.
 void load_on(uint64_t seed) {
   Random random{seed};
-  while (!stop.load()) {
+  do {
     const uint64_t page = random.below(kPages);
     CHECK(load(page, 0) == mark(page, 1) && load(page, kPage / 8 - 1) == ~mark(page, 1));
     loads++;
-  }
+  } while (!stop.load());
 }
 
 // As the C library would, but ThreadSanitizer does not take it for an access of the whole page.
@@ -41,26 +41,26 @@ void load_by_system_call() {
   CHECK(file >= 0);
   Random random{77};
   std::vector<uint64_t> seen(kPage / 8);
-  while (!stop.load()) {
+  do {
     const uint64_t page = random.below(kPages);
     CHECK(raw(SYS_pwrite64, file, word(base, page, 0), kPage) == static_cast<long>(kPage));
     CHECK(pread(file, seen.data(), kPage, 0) == static_cast<ssize_t>(kPage));
     CHECK(seen.front() == mark(page, 1) && seen.back() == ~mark(page, 1));
     loads++;
-  }
+  } while (!stop.load());
   close(file);
 }
 
 // Each writer has a word of its own in every page, and knows what it holds.
 void store_on(uint64_t index, std::vector<uint64_t> &expected) {
   Random random{index};
-  while (!stop.load()) {
+  do {
     const uint64_t page = random.below(kPages);
     CHECK(load(page, index) == expected[page]);
     __atomic_store_n(word(base, page, index), ++expected[page], __ATOMIC_RELAXED);
     stores++;
     if (calm.load()) usleep(4000);
-  }
+  } while (!stop.load());
 }
 
 // The kernel writes the word. In the instant of a turn it says EFAULT, and has written nothing.
@@ -68,7 +68,7 @@ void store_by_system_call(uint64_t index, std::vector<uint64_t> &expected) {
   const int file = memfd_create("word", MFD_CLOEXEC);
   CHECK(file >= 0);
   Random random{index};
-  while (!stop.load()) {
+  do {
     const uint64_t page = random.below(kPages), wanted = expected[page] + 1;
     CHECK(pwrite(file, &wanted, sizeof wanted, 0) == sizeof wanted);
     while (raw(SYS_pread64, file, word(base, page, index), sizeof wanted) != sizeof wanted) {
@@ -78,7 +78,7 @@ void store_by_system_call(uint64_t index, std::vector<uint64_t> &expected) {
     expected[page] = wanted;
     stores++;
     if (calm.load()) usleep(4000);
-  }
+  } while (!stop.load());
   close(file);
 }
 

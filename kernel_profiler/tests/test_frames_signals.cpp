@@ -210,7 +210,7 @@ int end_of(int ran, Life life) {
   const pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
-    alarm(30);
+    alarm(600);
     signal(SIGSEGV, SIG_DFL);
     serve();
     life();
@@ -296,7 +296,7 @@ void check_raised_for_a_store() {
 int main() {
   check_stays_on_top();
   check_raised_for_a_store();
-  alarm(60);  // a store that is tried again for ever ends by this signal
+  alarm(600);  // a store that is tried again for ever ends by this signal
   handle(SIGSEGV);
   handle(SIGBUS);
   sn_frames *frames = open_frames(request_of(2, 4, 4));

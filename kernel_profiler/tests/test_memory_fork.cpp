@@ -17,7 +17,7 @@ namespace {
 constexpr int kForks = 200;
 
 int child(void *inherited) {
-  alarm(20);  // a deadlock ends by this signal
+  alarm(600);  // a deadlock ends by this signal
   if (!holds(inherited, 8192, 6)) return 1;
   sn_free(inherited);  // no-op: the arena is a copy, its lists belong to nobody here
   if (!holds(inherited, 8192, 6)) return 2;

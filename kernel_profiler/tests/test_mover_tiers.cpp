@@ -164,7 +164,7 @@ void a_job_behind_one_that_went_to_its_spare_tier_counts_what_stays_there() {
 void no_tier_ever_holds_more_than_it_has() {
   sn_mover *mover = make(1000);
   CHECK(sn_mover_set_capacity(mover, 1, 300) == 0);
-  uint64_t born = 0, below[3] = {};
+  uint64_t born = 0, below[3] = {}, last_down = 0;
   unsigned seed = 99;
   for (int i = 0; i < 2000; ++i) {
     const uint64_t nbytes = static_cast<uint64_t>(rand_r(&seed) % 200) + 1;
@@ -178,7 +178,7 @@ void no_tier_ever_holds_more_than_it_has() {
       sn_job down = emulated(SN_DEMOTE, nbytes, 10000);
       down.spare = 2, down.spare_duration_ns = 20000;
       born -= nbytes;
-      submit(mover, down);
+      last_down = submit(mover, down);
     } else if (sn_mover_reserve(mover, nbytes, 0) == 0) {
       born += nbytes;
     } else if (sn_mover_take_in(mover, 1, nbytes) == 0) {
@@ -192,7 +192,7 @@ void no_tier_ever_holds_more_than_it_has() {
     const sn_held now = held(mover);
     CHECK(now.high_bytes[1] <= 300 && now.most_fast_bytes <= 1000 && now.slow_overflow_bytes == 0);
   }
-  CHECK(held(mover).high_bytes[2] > 0);
+  CHECK(sn_mover_wait(mover, last_down, kForever) == 0 && held(mover).high_bytes[2] > 0);
   sn_mover_destroy(mover);
 }
 

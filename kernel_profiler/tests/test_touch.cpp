@@ -339,7 +339,7 @@ void a_fork_waits_until_the_drainer_has_changed_what_it_keeps() {
     memset(room, i, kBytes);
     CHECK(madvise(room, kBytes, MADV_DONTNEED) == 0);
   }
-  for (int i = 0; i < 10000 && !opening; i++) usleep(1000);
+  for (int i = 0; i < 600000 && !opening; i++) usleep(1000);
   CHECK(opening);
   const pid_t child = fork();
   if (child == 0) _exit(opened && sn_touch_mark(1) == -ENODEV ? 0 : 1);
