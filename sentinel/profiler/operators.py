@@ -55,11 +55,8 @@ class OperatorLog:
     lines: tuple[str, ...] = ()
 
 
-class Owner:
-    """One for whom operators are recorded, and nothing else."""
-
-
-_NOBODY = Owner()
+class _Nobody:
+    """Itself the owner of a recording that has no other."""
 
 
 def start(owner: object = None) -> None:
@@ -69,7 +66,7 @@ def start(owner: object = None) -> None:
     """
     if recording():
         raise UsageError("operators are recorded already", "end the other recording first")
-    RUNTIME.recorder = ref(_NOBODY if owner is None else owner)
+    RUNTIME.recorder = ref(_Nobody if owner is None else owner)
     RUNTIME.not_inherited.add(_OF_PARENT)
     names = [name.encode() for name in flops.worded()]
     array = (ctypes.c_char_p * len(names))(*names)
@@ -89,7 +86,7 @@ def stop(owner: object = None) -> None:
 
 def is_for(owner: object) -> bool:
     """Whether it is for `owner` that operators are recorded, or were last."""
-    return (None if RUNTIME.recorder is None else RUNTIME.recorder()) is (_NOBODY if owner is None else owner)
+    return (None if RUNTIME.recorder is None else RUNTIME.recorder()) is (_Nobody if owner is None else owner)
 
 
 def _stop() -> None:

@@ -147,7 +147,7 @@ class StepRecorder:
 
     def abandon(self) -> None:
         """End the recording without a Trace, however far it came. Does nothing if it has ended."""
-        operators.stop(_TRIAL)
+        operators.stop(_Trial)
         self.stop()
         if operators.is_for(self):
             operators.forget()
@@ -225,8 +225,8 @@ def _on_ring(runs: NDArray[Any], length: int) -> NDArray[Any]:
     return runs
 
 
-_TRIAL = operators.Owner()
-"""Who records while `_operator_ns` tries what that costs."""
+class _Trial:
+    """Itself the owner of what is recorded while `_operator_ns` tries what that costs."""
 
 
 @functools.cache
@@ -246,9 +246,9 @@ def _tried() -> float:
         return (time.perf_counter_ns() - began) / 200
 
     plain = min(batch() for _ in range(5))
-    operators.start(_TRIAL)
+    operators.start(_Trial)
     try:
         recorded = min(batch() for _ in range(5))
     finally:
-        operators.stop(_TRIAL)
+        operators.stop(_Trial)
     return max(recorded - plain, 0.0)

@@ -535,8 +535,13 @@ def test_a_file_is_no_larger_than_the_kernel_lets_a_process_map(folder: Path, mo
     monkeypatch.setattr(limits, "host_bytes", lambda: 1 << 50)
     most = 88 * FRAME_BYTES
     assert FileTier.asked(f"file:{folder}", "8MiB").file_bytes <= most
-    for slow, fast in ((f"file:{folder}=177MiB", "8MiB"), (f"file:{folder}", "178MiB")):
-        with pytest.raises(sentinel.UsageError, match=f"no more than file:{folder}=176MiB"):
+    sized = f"file:{folder}=176MiB"
+    for slow, fast, what in (
+        (f"file:{folder}=177MiB", "8MiB", sized),
+        (f"file:{folder}", "178MiB", "fast=176MiB"),
+        (f"file:{folder}=177MiB", "178MiB", f"{sized} and fast=176MiB"),
+    ):
+        with pytest.raises(sentinel.UsageError, match=f"no more than {what}, or allow more mappings"):
             FileTier.asked(slow, fast)
     assert FileTier.asked(f"file:{folder}=176MiB", "8MiB").file_bytes == most
     sentinel.start_profile(fast="8MiB", slow=f"file:{folder}=128MiB")

@@ -266,7 +266,10 @@ class TestThreadsAndPhases:
         operators.stop()  # a second time: nothing
 
     def test_a_recording_keeps_no_owner_alive_and_is_for_its_owner_until_it_ends(self):
-        owner = operators.Owner()
+        class Owner:
+            pass
+
+        owner = Owner()
         operators.start(owner)
         operators.forget()  # as another thread may, which has taken its own
         operators.stop()

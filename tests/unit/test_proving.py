@@ -209,7 +209,7 @@ def test_an_interrupt_while_the_server_imports_is_the_proofs_alone(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_ended_and_puts_back_what_it_changed(tmp_path: Path) -> None:
-    path, processes = tmp_path / "setting", CellProcesses([])
+    path, processes = tmp_path / "setting", CellProcesses(["tests.prove_calls"])
     processes.run("tests.prove_calls:answer", None, tmp_path / "log", 60)  # the server is there by then
     with pytest.raises(CellFailed) as failed:
         processes.run("tests.prove_calls:hang", str(path), tmp_path / "log", 5)
