@@ -325,15 +325,20 @@ def test_a_tensor_keeps_its_name_when_an_optimizer_that_came_before_is_dropped()
     sentinel.stop()
 
 
+def _placed(work: Reordered) -> None:
+    """Its first step is profiled, and later ones follow the plan."""
+    sentinel.annotate(work.blocks, work.optimizer)
+    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+    work.step(0, HERE)
+    sentinel.end_profile()
+
+
 def test_the_next_model_of_the_same_layers_takes_the_place_of_one_that_is_gone() -> None:
     """As of several folds: plans go on with its tensors, and the bits are those of stock."""
     stock = Reordered()
     expected = [stock.step(i, HERE) for i in range(8)]
     work = Reordered()
-    sentinel.annotate(work.blocks, work.optimizer)
-    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
-    work.step(0, HERE)
-    sentinel.end_profile()
+    _placed(work)
     for i in range(1, 6):
         work.step(i, HERE)
     session = current()
@@ -358,10 +363,7 @@ def test_the_next_model_of_the_same_layers_takes_the_place_of_one_that_is_gone()
 def test_a_model_that_is_annotated_while_none_is_gone_is_left_alone() -> None:
     """Another thread's, or one that is not trained: to move its tensors is no business of the session."""
     work, other = Reordered(), Reordered()
-    sentinel.annotate(work.blocks, work.optimizer)
-    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
-    work.step(0, HERE)
-    sentinel.end_profile()
+    _placed(work)
     for i in range(1, 6):
         work.step(i, HERE)
         if i == 3:
@@ -375,10 +377,7 @@ def test_a_model_that_is_annotated_while_none_is_gone_is_left_alone() -> None:
 
 def test_the_next_model_goes_though_it_holds_its_optimizer() -> None:
     work = Reordered()
-    sentinel.annotate(work.blocks, work.optimizer)
-    sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
-    work.step(0, HERE)
-    sentinel.end_profile()
+    _placed(work)
     for i in range(1, 3):
         work.step(i, HERE)
     del work

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from sentinel.session import Overrides, auto, set_overrides
 from sentinel.session.placing import Options, Placing
 from sentinel.session.request import Request, settled
 from sentinel.system.configuration import NAMES
-from sentinel.system.disks import disk_of
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -51,15 +49,6 @@ def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not modules._global_forward_hooks
     assert not optimizers._global_optimizer_post_hooks
     assert set(RUNTIME.models.alive()) <= set(annotated)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
-    if disk_of(place).in_memory:
-        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
-    with tempfile.TemporaryDirectory(dir=place) as found:
-        yield Path(found)
 
 
 class Loop:
