@@ -79,21 +79,21 @@ inline void close_frames(sn_frames *frames) {
 }
 
 // The word that a page of a granule begins with, told apart from all others.
-inline uint64_t mark(uint64_t page, uint64_t salt) { return (page + 1) * 0x9E3779B97F4A7C15ull ^ salt; }
+constexpr uint64_t mark(uint64_t page, uint64_t salt) { return (page + 1) * 0x9E3779B97F4A7C15ull ^ salt; }
 
 inline uint64_t *word(uint64_t base, uint64_t page, uint64_t index) {
   return reinterpret_cast<uint64_t *>(base + page * kPage) + index;
 }
 
 // Each page: its first word and its last one.
-inline void write_marks(uint64_t base, uint64_t granules, uint64_t salt) {
+UNSANITIZED inline void write_marks(uint64_t base, uint64_t granules, uint64_t salt) {
   for (uint64_t page = 0; page < granules * kGranule / kPage; page++) {
     *word(base, page, 0) = mark(page, salt);
     *word(base, page, kPage / 8 - 1) = ~mark(page, salt);
   }
 }
 
-inline bool marks_hold(uint64_t base, uint64_t granules, uint64_t salt) {
+UNSANITIZED inline bool marks_hold(uint64_t base, uint64_t granules, uint64_t salt) {
   for (uint64_t page = 0; page < granules * kGranule / kPage; page++)
     if (*word(base, page, 0) != mark(page, salt) || *word(base, page, kPage / 8 - 1) != ~mark(page, salt)) return false;
   return true;

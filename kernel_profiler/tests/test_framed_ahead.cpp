@@ -46,7 +46,7 @@ struct Tensor {
 Tensor made(uint64_t nbytes, uint8_t value) {
   void *const bytes = sn_allocate(nbytes);
   CHECK(bytes != nullptr);
-  memset(bytes, value, nbytes);
+  fill(bytes, nbytes, value);
   return {static_cast<uint8_t *>(bytes), nbytes, value};
 }
 
@@ -59,7 +59,7 @@ void use(Tensor &tensor, bool writes, const char *name = "aten::test", bool slow
   CHECK(holds(tensor.bytes, tensor.nbytes, tensor.value));
   if (writes) {
     tensor.value++;
-    memset(tensor.bytes, tensor.value, tensor.nbytes);
+    fill(tensor.bytes, tensor.nbytes, tensor.value);
   }
   if (found == 2) sn_framed_ran();
 }

@@ -24,7 +24,7 @@ class Tensors {
     CHECK(sn_framed_begin(&frames, SN_FRAMED_LEAST_BYTES) == 0);
     for (int i = 0; i < count; i++) {
       held_.push_back(static_cast<uint8_t *>(sn_allocate(kTensor)));
-      memset(held_.back(), i, kTensor);
+      fill(held_.back(), kTensor, i);
     }
   }
 

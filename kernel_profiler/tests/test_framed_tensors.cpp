@@ -33,7 +33,7 @@ bool in_frames(const void *tensor) { return sn_framed_contains(address_of(tensor
 uint8_t *made(uint64_t nbytes, int value) {
   void *const tensor = sn_allocate(nbytes);
   CHECK(tensor != nullptr);
-  memset(tensor, value, nbytes);
+  fill(tensor, nbytes, value);
   return static_cast<uint8_t *>(tensor);
 }
 
@@ -46,7 +46,7 @@ void more_than_the_pool_keeps_its_bytes() {
     const sn_framed_operand operand = {address_of(tensors[i]), 3 * kMiB - 512, i % 2, 0};
     sn_framed_need(&operand, 1, "aten::test");
     CHECK(holds(tensors[i], 3 * kMiB - 512, i));
-    if (i % 2 == 1) memset(tensors[i], 100 + i, 3 * kMiB - 512);
+    if (i % 2 == 1) fill(tensors[i], 3 * kMiB - 512, 100 + i);
   }
   for (int i = 0; i < 20; i++) CHECK(holds(tensors[i], 3 * kMiB - 512, i % 2 == 1 ? 100 + i : i));  // by the kernel
   CHECK(told().needs == 20 && told().failed == 0 && told().too_large == 0 && told().refused == 0);
@@ -367,7 +367,7 @@ void a_child_reads_on_and_frees_nothing() {
     const sn_framed_operand operand = {address_of(tensors[0]), 2 * kMiB, 1, 0};
     sn_framed_need(&operand, 1, "aten::test");
     for (int i = 0; i < 6; i++) fine = fine && holds(tensors[i], 2 * kMiB, i);
-    memset(tensors[5], 77, 2 * kMiB);
+    fill(tensors[5], 2 * kMiB, 77);
     sn_free(tensors[0]);
     uint8_t *const own = made(2 * kMiB, 8);
     fine = fine && !in_frames(own) && holds(tensors[0], 2 * kMiB, 0) && holds(tensors[5], 2 * kMiB, 77);

@@ -160,13 +160,13 @@ def _rectangles(size: int, chosen: NDArray[np.bool_], rows: Bounds, columns: Bou
 
 
 def _best_cut(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N, N) of the windows from cut to cut, the most that any cut of each into windows adds up to."""
+    """(N, N) of the windows from cut to cut of one step at most, the most that any cut of each into windows adds up to;
+    0 of longer ones."""
     best = np.full_like(value, -np.inf)
     np.fill_diagonal(best, 0.0)
     for end in range(1, len(value)):
-        begins = slice(max(end - len(value) // 2, 0), end)  # of windows of one step at most
-        found = (best[:, begins] + value[begins, end]).max(1)
-        best[:end, end] = found[:end]
+        near = slice(max(end - len(value) // 2, 0), end)
+        best[near, end] = (best[near, near] + value[near, end]).max(1)
     return np.maximum(best, 0.0)
 
 
