@@ -16,6 +16,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.core.step_follower import Position
+from sentinel.core.units import format_bytes
 from sentinel.migration.agenda import Agenda, Batch
 from sentinel.migration.birth_nodes import BirthNodes
 from sentinel.migration.block_mover import BlockMover
@@ -29,10 +30,11 @@ from sentinel.migration.mover import NativeMover
 from sentinel.migration.moves import Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import Blocks, PageAudit
-from sentinel.migration.residents import Residents, Way
+from sentinel.migration.residents import Residents, Wanted, Way
 from sentinel.migration.run_recorder import RunRecorder
 from sentinel.migration.transients import Transients
 from sentinel.runtime import RUNTIME
+from sentinel.system.progress import telling
 from sentinel.tiers import open_tiers, require_fit
 from sentinel.tiers.tier import FAST, holds_pages
 
@@ -85,13 +87,12 @@ class Engine:
 
     def start(self) -> None:
         """Put every block where layer 0, which is under way, wants it; begin the first step."""
-        self._applying = True
         self._recorder.began_ns = self._now_ns()
         self._mover.set_capacity(_UNLIMITED)
         away = self._residents.place()
         self._outcomes.unplaced(self._residents.place_others())
-        self._block_mover.send(away, 0)
-        self._block_mover.finish()
+        self._bring("placing tensors for the first step", away)
+        self._applying = True
         self._mover.set_capacity(self._plan.capacity_bytes[FAST])
         held = self._mover.held()
         if held.overflows:
@@ -133,10 +134,16 @@ class Engine:
         self._forked = True
 
     def end_run(self) -> Run:
-        """Wait for what is under way (the step under way is not in the tables) and return what was executed."""
+        """Wait for what is under way (the step under way is not in the tables) and return what was executed.
+
+        Where the plan is not applied yet, since `start` was interrupted, what has not begun to move stays: `restore`
+        would only bring it back."""
         if not self._inert:
+            if self._applying:
+                self._block_mover.finish()
+            else:
+                self._block_mover.cancel()
             self._applying = False
-            self._block_mover.finish()
             self._transients.release_kept()
             self._outcomes.report_strays()
         return self.so_far()
@@ -154,8 +161,7 @@ class Engine:
             if not self._inert:
                 self._block_mover.finish()
                 self._mover.set_capacity(_UNLIMITED)
-                self._block_mover.send(self._residents.away_from_home(), self._recorder.step)
-                self._block_mover.finish()
+                self._bring("bringing tensors back", self._residents.away_from_home())
                 self._birth_nodes.all_go_home()
                 self._count_accounts()
                 for tier in self._tiers:
@@ -163,6 +169,19 @@ class Engine:
                         tier.close()
         finally:
             self._mover.close()
+
+    def _bring(self, what: str, wanted: Sequence[Wanted]) -> None:
+        """Move these blocks, and wait until they are there; says how far it is where that takes long. Nothing is under
+        way."""
+        nbytes, before = [self._table.nbytes[each.block] for each in wanted], self._mover.ended()
+
+        def how_far() -> str:
+            ended = sum(nbytes[: self._mover.ended() - before])  # the mover takes them in this order
+            return f"{format_bytes(ended)} of {format_bytes(sum(nbytes))}"
+
+        with telling(what, how_far):
+            self._block_mover.send(wanted, self._recorder.step)
+            self._block_mover.finish()
 
     # ---- from one plan to another -----------------------------------------------------------------------
 
@@ -186,11 +205,11 @@ class Engine:
         """
         now = self._now_ns()
         self._take(given, now)
-        self._applying = True
         self._recorder.begin_step(given.began_ns)
         self._mover.held(restart=True)
         self._send("out")
         self._block_mover.finish()
+        self._applying = True
         self._outcomes.unplaced(self._residents.place_others())
         stall = 0
         if in_step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -11,10 +12,14 @@ from typing import Any
 import pytest
 
 from sentinel import migration
+from sentinel.core.uses import with_uses
 from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.engine import Engine
+from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.mover import NativeMover
 from sentinel.migration.moves import Moves
+from sentinel.system import progress
+from sentinel.tiers.emulated import EmulatedTier
 from tests.builders import MIB, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, applied, emulated_machine
 
@@ -106,3 +111,57 @@ def test_where_a_collection_is_interrupted_what_has_ended_is_noted() -> None:
     while came(Interrupter(at, COLLECTION), 2):
         at += 1
     assert at > 100, "points of such a tick are many"
+
+
+def slowly_placed(blocks: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, list[str]]:
+    """An engine that is to start with so many blocks in slow memory, which each take 0.1 s to go there; what it said.
+    As where the tier is a node, they are in fast memory before."""
+    monkeypatch.setattr(EmulatedTier, "takes_unplanned_births", False)
+    tensors = [param(str(number), MIB, [0]) for number in range(blocks)]
+    profile, said = make_profile(tensors, 4), list[str]()
+    plan = persistent_plan(profile, [1] * blocks, fast_bytes=blocks * MIB)
+    machine = emulated_machine(blocks * MIB, promote=INSTANT, demote=10 * MIB)
+    return Engine(with_uses(plan, profile), machine, JobMemory(lambda block: [], said.append)), said
+
+
+def test_what_the_first_placing_had_not_begun_to_move_stays_when_an_interrupt_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, said = slowly_placed(31, monkeypatch)
+    mover, wait = engine._mover, engine._mover.wait
+
+    def interrupted(job: int) -> bool:
+        mover.wait = wait  # type: ignore[method-assign]
+        wait(job)
+        raise KeyboardInterrupt
+
+    mover.wait = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        engine.start()
+    assert engine._moves.all(), "the interrupt came after all of it"
+    engine.end_run()
+    check(engine, mover)
+    moved = engine._table.tier.count(1)
+    engine.restore()
+    assert engine._table.tier == [0] * 31
+    counters = engine.end_run().counters
+    assert 1 <= moved < 31
+    assert (counters.done, counters.skipped) == (2 * moved, 31 - moved)
+    assert (counters.failed, counters.partial, counters.steps, counters.migrated_bytes) == (0, 0, 0, 2 * moved * MIB)
+    assert said == []
+
+
+def test_a_first_placing_that_lasts_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(progress, "AGAIN_SECONDS", 0.05)
+    engine, _ = slowly_placed(7, monkeypatch)
+    engine.start()
+    told = capsys.readouterr()
+    engine.end_run()
+    engine.restore()
+    assert told.out == ""
+    far = [float(each) for each in re.findall(r"placing tensors .* \((\S+) \w+ of 7.00 MiB\), \d s so far\n", told.err)]
+    assert far == sorted(far)
+    assert far[0] < far[-1] < 7
