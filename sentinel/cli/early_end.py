@@ -69,45 +69,54 @@ class StepLimit(Observer):
                 _end_the_script()
 
 
-def before_sigterm(write: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
+def before_sigterm(write: Callable[[], None]) -> Callable[..., AbstractContextManager[object]]:
     """From now on SIGTERM, which would end this process at once, makes it `write()` first; a second one ends it.
 
-    Returns what makes it wait for the end of a block, which writes the same itself: a launcher that ends all ranks
-    for one that was killed comes when the others, whose connections broke, write already.
+    Returns what makes it wait for the end of a block of the main thread, and call what it is given then: nothing where
+    the block writes the same itself. A launcher that ends all ranks for one that was killed comes when the others,
+    whose connections broke, write already; and a module that the block is importing cannot be used before its end.
     Nothing changes where the signal is handled or ignored already. A script's own handler takes the place of this one,
     also where it calls it; and forked children end as they would have.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return contextlib.nullcontext
-    writing = came = False
+    waits = came = False
 
-    def handler(_signal: int, _frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGTERM) is not handler:  # who took its place calls it, and may want to go on
-            return
-        if writing:
-            nonlocal came
-            came = True
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            return
+    def end(write: Callable[[], None]) -> None:
         try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGCHLD, lambda *_: None)  # torch's raises where loaders' workers were ended too
             write()
         except Exception as error:  # whatever the signal came into
             say(f"ended by SIGTERM; there is no report: {error}", wrong=True)
         finally:  # also where Ctrl-C comes while it writes
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def handler(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        if signal.getsignal(signal.SIGTERM) is not handler:  # who took its place calls it, and may want to go on
+            return
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, lambda *_: None)  # torch's raises where loaders' workers were ended too
+        finally:
+            came = True
+            if not waits:
+                end(write)
+
     @contextlib.contextmanager
-    def waiting() -> Iterator[None]:
-        nonlocal writing
-        writing = True
+    def waiting(then: Callable[[], None] = lambda: None) -> Iterator[None]:
+        nonlocal waits
+        if (
+            threading.current_thread() is not threading.main_thread()
+        ):  # handlers run in that one, whatever this one does
+            yield
+            return
+        waits = True
         try:
             yield
         finally:
-            writing = False
+            waits = False
             if came:
-                os.kill(os.getpid(), signal.SIGTERM)
+                end(then)
 
     def forked() -> None:
         if signal.getsignal(signal.SIGTERM) is handler:

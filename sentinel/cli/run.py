@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import (
@@ -153,8 +154,9 @@ def execute(arguments: argparse.Namespace) -> int:
     tell_of_misplaced_options(arguments)
     follower = prepare_session(arguments)
     story, limit, process = Story(dry=arguments.dry_run), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
-    watch(story, kept, limit, live=Live() if arguments.live else None, quiet=arguments.quiet)
     sigterm_waits = before_sigterm(lambda: write_what_is_known(kept))
+    live = Live() if arguments.live else None
+    watch(story, kept, limit, sigterm_waits, live=live, quiet=arguments.quiet)
     RUNTIME.shows_uncaught = True  # what the script does not catch ends the session below, and not as it is shown
     try:
         status = run_as_main(script, arguments.arguments)
@@ -234,9 +236,17 @@ def tell_of_misplaced_options(arguments: argparse.Namespace) -> None:
         say(f"{', '.join(taken)}: passed to {arguments.script}; put Sentinel's own options before it")
 
 
-def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None, quiet: bool) -> None:
+def watch(
+    story: Story,
+    kept: KeptFiles,
+    limit: StepLimit,
+    sigterm_waits: Callable[..., AbstractContextManager[object]],
+    *,
+    live: Live | None,
+    quiet: bool,
+) -> None:
     """All are told what sessions do from now on, or hear each step of an optimizer. The limit comes last: it ends the
-    script."""
+    script. `sigterm_waits`: see `before_sigterm`."""
     from sentinel import observe
     from sentinel.session.optimizer_steps import after_each_step
 
@@ -249,7 +259,8 @@ def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None,
             return
         story.steps += 1
         try:
-            kept.stepped()
+            with sigterm_waits(lambda: write_what_is_known(kept)):
+                kept.stepped()
         except Exception as error:  # the script's own step must not fail for it
             if is_interrupt(error):
                 raise

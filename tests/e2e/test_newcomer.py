@@ -287,11 +287,18 @@ def test_so_many_steps_are_trained_and_no_more(stock: dict[str, str], tmp_path: 
 
 
 ENDLESS = """
-import itertools, os, sys
+import itertools, os, signal, sys
 import torch
 torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+class Ending:  # SIGTERM comes as the report's modules are imported, which is done once, for the first report
+    def find_spec(self, name, *_):
+        if name == "sentinel.reports.sections.key_figures":
+            print("importing", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+if "ended" in sys.argv:
+    sys.meta_path.insert(0, Ending())
 for step in itertools.count():
     print("step", step, file=sys.stderr, flush=True) if step < 2000 else None  # more would fill the pipe
     model(torch.ones(8, 64)).square().mean().backward()
@@ -354,6 +361,18 @@ def test_a_signal_that_ends_the_process_leaves_what_was_known(tmp_path: Path, by
         _, said = running.communicate(timeout=LONGEST_S)
     assert running.returncode == -by, said
     assert "Traceback" not in said
+    require_whole(tmp_path)
+    assert json.loads((tmp_path / "r.json").read_text())["headline"]["steps"] > 0
+
+
+def test_sigterm_as_the_first_report_is_drawn_leaves_a_whole_one(tmp_path: Path) -> None:
+    command = endless(tmp_path, "ended")
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert (done.returncode, done.stderr.count("importing")) == (-signal.SIGTERM, 1), done.stderr
+    assert "there is no report" not in done.stderr
+    assert "sentinel: ended by SIGTERM; report  r.json\n" in done.stderr
     require_whole(tmp_path)
     assert json.loads((tmp_path / "r.json").read_text())["headline"]["steps"] > 0
 

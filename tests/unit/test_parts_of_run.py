@@ -222,6 +222,15 @@ if kind == "finishing":
         os.kill(os.getpid(), signal.SIGTERM)
         print("finished", flush=True)
     print("goes on", flush=True)
+if kind == "keeping":
+    with waits(lambda: print("all of it", flush=True)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("kept", flush=True)
+    print("goes on", flush=True)
+if kind == "no signal":
+    with waits(write):
+        print("kept", flush=True)
+    os._exit(0)
 if kind == "called":
     ours = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *given: (ours(*given), os._exit(6)))
@@ -237,6 +246,8 @@ os.kill(os.getpid(), signal.SIGTERM)
     [
         ("plain", -signal.SIGTERM, "written\n"),
         ("finishing", -signal.SIGTERM, "finished\n"),
+        ("keeping", -signal.SIGTERM, "kept\nall of it\n"),
+        ("no signal", 0, "kept\n"),
         ("fails", -signal.SIGTERM, "written\n"),
         ("interrupted", -signal.SIGTERM, "written\n"),
         ("workers", -signal.SIGTERM, "written\n"),
