@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import PlanError
 from sentinel.core.plan import Plan, ring_sum
 from sentinel.core.profile import Profile, allocation_keys
-from sentinel.core.units import PAGE_BYTES
+from sentinel.core.units import PAGE_BYTES, format_bytes
 
 _MOST_AREA = 1 << 62
 """Bytes times layers of a plan stay below this, so that sums of them fit in 64 bits."""
@@ -24,7 +24,9 @@ _MOST_TENSORS = 1 << 31
 def check_segments(plan: Plan) -> None:
     """Segments are whole pages, each born in a tier that is there, and no two share a page."""
     if plan.extent_bytes * plan.n_layers >= _MOST_AREA:
-        raise PlanError(f"a plan of {plan.extent_bytes} bytes and {plan.n_layers} layers is larger than any machine")
+        raise PlanError(
+            f"a plan of {format_bytes(plan.extent_bytes)} and {plan.n_layers} layers is larger than any machine"
+        )
     end, before = 0, -1
     for index, segment in sorted(enumerate(plan.segments), key=lambda pair: pair[1].offset):
         if segment.nbytes <= 0 or segment.nbytes % PAGE_BYTES or segment.offset % PAGE_BYTES or segment.offset < 0:

@@ -60,16 +60,20 @@ class Infeasible(PlanError):
     """The step needs more fast memory than there is, or, without a layer, more than all tiers have."""
 
     def __init__(self, needed_bytes: int, available_bytes: int, layer: int | None, why: str = "") -> None:
+        from sentinel.core.units import format_bytes  # it raises errors of this module
+
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+        needed, available = format_bytes(needed_bytes), format_bytes(available_bytes)
+        missing = format_bytes(needed_bytes - available_bytes)  # the others may look alike
         if layer is None:
             super().__init__(
-                f"needs {needed_bytes} bytes, and the capacity of all tiers is {available_bytes}; give more fast"
-                " memory, or a larger slow tier"
+                f"needs {needed}, {missing} more than the {available} that all tiers have; give more fast memory, or a"
+                " larger slow tier"
             )
             return
         reason = why or "the slow tier is not addressable and the blocks of one layer do not fit"
         super().__init__(
-            f"needs {needed_bytes} bytes of fast memory, {available_bytes} are available: {reason};"
+            f"needs {needed} of fast memory, {missing} more than the {available} that there are: {reason};"
             " raise fast=, or use an addressable slow tier",
             layer=layer,
         )

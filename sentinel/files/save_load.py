@@ -10,6 +10,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Trace
+from sentinel.core.units import format_bytes
 from sentinel.files import containers, documents
 from sentinel.files.digests import Noun, format_of
 from sentinel.files.disk import PathLike, open_regular, read_exactly, write_whole
@@ -33,7 +34,11 @@ def load(path: PathLike) -> Noun:
         file.seek(0)
         if head.lstrip()[:1] == b"{":
             if nbytes > documents.MAX_BYTES:
-                raise FormatError(path, "file", f"is JSON of {nbytes} bytes; at most {documents.MAX_BYTES} are read")
+                raise FormatError(
+                    path,
+                    "file",
+                    f"is JSON of {format_bytes(nbytes)}; at most {format_bytes(documents.MAX_BYTES)} are read",
+                )
             noun = documents.parse(path, read_exactly(file, nbytes, path))
         elif nbytes > 9 and head[8:] == b"{":
             noun = containers.parse(path, file, nbytes)

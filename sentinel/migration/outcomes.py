@@ -80,7 +80,8 @@ class Outcomes:
         move = ended.move
         name, way = self._name(move.block), "from" if move.target == FAST else "to"
         error = TierError(
-            f"moving {name} ({move.nbytes} bytes) {way} it left {ended.stayed_bytes} bytes where they were",
+            f"moving {name} ({format_bytes(move.nbytes)}) {way} it left {format_bytes(ended.stayed_bytes)} where they"
+            " were",
             tier=self._plan.tier_names[move.served_by],
             block=move.block,
             errno=ended.errno,

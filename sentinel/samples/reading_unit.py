@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes
 from sentinel.samples.feed import Feed
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
@@ -29,7 +30,9 @@ def best_unit(layout: Layout, room_bytes: int, costs: SourceCosts, alone: Source
     too small for any."""
     feeds = _feeds(layout, room_bytes, costs)
     if not feeds:
-        raise UsageError(f"memory of {room_bytes} bytes is too little for any unit of reading", "give more memory")
+        raise UsageError(
+            f"memory of {format_bytes(room_bytes)} is too little for any unit of reading", "give more memory"
+        )
     if alone is None:
         return min(feeds, key=lambda unit: feeds[unit].wait_ns)
     found = {unit: (feed.wait_ns + staging_ns(feed)) / feed.samples for unit, feed in feeds.items()}

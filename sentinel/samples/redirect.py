@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes
 from sentinel.samples.chunk_slice import ChunkSlice, peak_pages
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
@@ -40,7 +41,8 @@ def stage_redirect(layout: Layout, room: Room, order: Order, permutation: NDArra
             return of_rank.staging(room, served.at, served.read, of_rank.chunk[served.run])
         if group >= len(of_rank.chunk):
             raise UsageError(
-                f"memory of {room.nbytes} bytes is too little for redirect when reading {room.lead} samples ahead",
+                f"memory of {format_bytes(room.nbytes)} is too little for redirect when reading {room.lead}"
+                " samples ahead",
                 "give more memory, or choose order='exact'",
             )
         group += 1

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes
 from sentinel.samples.layout import Layout
 
 _PARTS = 64
@@ -58,7 +59,7 @@ class Room:
         if int(chunks.max()) > self.n_pages:
             needed = int(chunks.max()) * self.page_bytes
             raise UsageError(
-                f"memory of {self.nbytes} bytes is less than the samples of one chunk",
+                f"memory of {format_bytes(self.nbytes)} is less than the samples of one chunk",
                 f"give at least {needed} bytes, or read chunks in parts",
             )
         return self

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes
 from sentinel.samples.chunk_slice import ChunkSlice, peak_pages
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
@@ -37,7 +38,7 @@ def stage_windowed(layout: Layout, room: Room, order: Order, permutation: NDArra
     width = widest(peak, room.n_pages, 2 * room.n_pages * m // max(int(pages.sum()), 1), 8 * m) if m else 0
     if m and not width:
         raise UsageError(
-            f"memory of {room.nbytes} bytes is too little for windowed when reading {room.lead} samples ahead",
+            f"memory of {format_bytes(room.nbytes)} is too little for windowed when reading {room.lead} samples ahead",
             "give more memory, or choose order='exact'",
         )
     at = np.argsort(begin + width * spread, kind="stable")

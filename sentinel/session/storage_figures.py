@@ -239,13 +239,17 @@ def _about_failures(tier: FileTier, which: str, code: int, became: str) -> str:
 
 
 def _about_full(told: StorageFigures, tier: FileTier) -> str:
-    """What would do: all that tensors have had at one time, and a quarter for holes between them."""
+    """What would do: all that tensors have had at one time, and a quarter for holes between them. Where a limit refuses
+    that, the limit."""
     needed = (told.tensor_peak_bytes + told.elsewhere_peak_bytes) * 5 // 4
     enough = max(needed, told.file_bytes + 1) // (64 << 20) * 64 + 64
+    more = f"allow at least file:{tier.folder}={enough}MiB"
+    if tier.bound is not None and enough << 20 > tier.bound.nbytes:  # it would be refused
+        here = f"at the start, {tier.bound.why}: enough for {format_bytes(tier.bound.nbytes)}"
+        more = f"file:{tier.folder}={enough}MiB would do, but {here}; {tier.bound.remedy}"
     return (
         f"The file in {tier.folder}, of {format_bytes(told.file_bytes)}, is full, so new tensors took memory beyond the"
-        " budget. All tensors of 1 MiB and more together can be no larger than the file; allow at least"
-        f" file:{tier.folder}={enough}MiB"
+        f" budget. All tensors of 1 MiB and more together can be no larger than the file; {more}"
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError
+from sentinel.core.units import format_bytes
 
 ALIGNMENT = 64
 """Of torch's CPU allocator (c10/core/alignment.h), which calls posix_memalign."""
@@ -35,7 +36,7 @@ def replay(calls: NDArray[np.int64]) -> NDArray[np.int64]:
             elif allocate(where, ALIGNMENT, nbytes):
                 raise CapabilityError(
                     "replaying allocations through malloc",
-                    f"it refused {nbytes} bytes",
+                    f"it refused {format_bytes(nbytes)}",
                     "raise the limit on address space (ulimit -v unlimited, vm.overcommit_memory=0)",
                 )
             else:

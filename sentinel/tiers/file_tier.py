@@ -39,12 +39,20 @@ def is_file(slow: str | None) -> bool:
     return slow is not None and slow.startswith(_WORD)
 
 
+class Bound(NamedTuple):
+    """How large a file may be, why, and what to do about that."""
+
+    nbytes: int
+    why: str
+    remedy: str
+
+
 @dataclass(frozen=True)
 class FileTier:
     """`fast_bytes` of memory in whole frames, and `file_bytes` of a file without a name in `folder`. `cap`: on the
     whole process, which the memory then follows. `told`: why this folder, where the user named none, and that a limit
-    on private memory makes the file smaller. Tensors of fewer than `least_bytes` stay in ordinary memory:
-    SN_FRAMED_LEAST_BYTES."""
+    on private memory makes the file smaller. `bound`: of the file, by the limits of this process as it was asked for.
+    Tensors of fewer than `least_bytes` stay in ordinary memory: SN_FRAMED_LEAST_BYTES."""
 
     least_bytes: ClassVar[int] = 1 << 20
 
@@ -53,6 +61,7 @@ class FileTier:
     file_bytes: int
     cap: PoolCap | None = None
     told: tuple[str, ...] = ()
+    bound: Bound | None = None
 
     @classmethod
     def asked(cls, slow: str, fast: str | int | None, cap: str | int | None = None, beside: int = 0) -> FileTier:
@@ -109,7 +118,7 @@ class FileTier:
         file_bytes = wanted // FRAME_BYTES * FRAME_BYTES
         if within is not None:
             within = replace(within, most_bytes=min(within.most_bytes, file_bytes))  # more would hold nothing
-        return cls(str(disk.folder), fast_bytes, file_bytes, within, tuple(told))
+        return cls(str(disk.folder), fast_bytes, file_bytes, within, tuple(told), bound)
 
     def begin(self) -> FramedTensors:
         """From now on tensors live in frames. Raises TierError where the host refuses, naming what was tried;
@@ -288,16 +297,8 @@ def _most_granules() -> int:
     return most - most // 8
 
 
-class _Bound(NamedTuple):
-    """How large a file may be, why, and what to do about that."""
-
-    nbytes: int
-    why: str
-    remedy: str
-
-
-def _mapped_bound() -> _Bound:
-    return _Bound(
+def _mapped_bound() -> Bound:
+    return Bound(
         _most_granules() * FRAME_BYTES,
         f"each {format_bytes(FRAME_BYTES)} may be a mapping, and the kernel allows a process {limits.most_mappings()}"
         " (vm.max_map_count)",
@@ -305,13 +306,13 @@ def _mapped_bound() -> _Bound:
     )
 
 
-def _private_bound() -> _Bound | None:
+def _private_bound() -> Bound | None:
     """None without a limit. The kernel counts what could be written to and is not shared, whether it takes memory or
     not: addresses that show the file, and at a fork all that tensors have. A quarter is for the rest of the process."""
     left = limits.private_memory_left()
     if left is None:
         return None
-    return _Bound(
+    return Bound(
         left // 4 * 3 // FRAME_BYTES * FRAME_BYTES,
         f"addresses of tensors in it count as private memory, of which this process may have {format_bytes(left)} more"
         " (ulimit -d, or vm.overcommit_memory=2), a quarter of that for all else",

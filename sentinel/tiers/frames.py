@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from sentinel.core.errors import NativeError, TierError, UsageError
-from sentinel.core.units import HUGE_PAGE_BYTES
+from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
 from sentinel.system import native
 from sentinel.system.disks import memory_under
 
@@ -252,7 +252,7 @@ class Frames:
     def need(self, address: int, nbytes: int, *, writes: bool = False) -> None:
         """All of [address, address + nbytes) is resident afterwards, and may be written to if `writes`. Those needed
         longest ago leave for it. Raises TierError if it does not fit, or if the disk fails."""
-        self._move("sn_frames_need", f"bringing {nbytes} bytes into memory", address, nbytes, int(writes))
+        self._move("sn_frames_need", f"bringing {format_bytes(nbytes)} into memory", address, nbytes, int(writes))
 
     def resize(self, count: int) -> None:
         """So many frames have memory afterwards, at most as many as were asked for at first: what exceeds them leaves,
@@ -345,6 +345,8 @@ def _check_counts(request: FramesRequest) -> None:
     """What ctypes would cut to 32 bits is refused."""
     for name in ("frames", "granules", "regions"):
         if not 0 < getattr(request, name) < 1 << 32:
-            raise UsageError(f"{name}={getattr(request, name)}", f"give a number of pieces of {FRAME_BYTES} bytes")
+            raise UsageError(
+                f"{name}={getattr(request, name)}", f"give a number of pieces of {format_bytes(FRAME_BYTES)}"
+            )
     if not all(1 <= count <= MOST_LANES for count in request.lanes):
         raise UsageError(f"lanes={request.lanes}", f"give 1 to {MOST_LANES} threads for each direction")

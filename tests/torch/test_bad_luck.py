@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 import sentinel  # noqa: E402
 from sentinel.reports import StorageFigures  # noqa: E402
 from sentinel.session.storage_figures import alarms  # noqa: E402
-from sentinel.system import native  # noqa: E402
+from sentinel.system import limits, native  # noqa: E402
 from sentinel.tiers.ahead import ahead_counters  # noqa: E402
 from sentinel.tiers.file_tier import FileTier  # noqa: E402
 from sentinel.tiers.frames import FRAME_BYTES  # noqa: E402
@@ -382,6 +382,34 @@ def test_a_full_file_is_told_with_a_size_that_would_do(scratch: Path, capsys: py
         assert told is not None
         assert (told.file_full, told.refused) == (0, 0)
         assert told.written_bytes > 0
+
+
+def test_a_full_file_that_a_limit_keeps_small_is_told_with_the_limit(
+    scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size that would do is refused until the limit is raised."""
+    with monkeypatch.context() as limited:
+        limited.setattr(limits, "private_memory_left", lambda: 72 << 20)
+        sentinel.start_profile(fast=24 << 20, slow=f"file:{scratch}=24MiB")
+        train(STEPS)
+        notes = " ".join(sentinel.report().setup.notes)
+        sentinel.stop()
+        for text in (notes, " ".join(capsys.readouterr().err.split())):
+            assert "allow at least" not in text
+            found = re.search(
+                r"; (file:\S+=\d+MiB) would do, but at the start, .*\(ulimit -d, .*: enough for 54\.00 MiB; raise that"
+                r" limit",
+                text,
+            )
+            assert found is not None
+        with pytest.raises(sentinel.UsageError, match=r"enough for 54\.00 MiB"):
+            sentinel.start_profile(fast=24 << 20, slow=found[1])
+    sentinel.start_profile(fast=24 << 20, slow=found[1])
+    train(STEPS)
+    told = sentinel.report().setup.storage
+    sentinel.stop()
+    assert told is not None
+    assert (told.file_full, told.refused) == (0, 0)
 
 
 def test_a_limit_on_private_memory_makes_a_file_smaller(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:

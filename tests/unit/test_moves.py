@@ -14,6 +14,7 @@ from sentinel.core.cost import transfer_ns
 from sentinel.core.machine import Link, TierSpec
 from sentinel.core.plan import USE_DTYPE
 from sentinel.core.run import OUTCOMES
+from sentinel.core.units import format_bytes
 from sentinel.migration.backoff import FAILURES
 from sentinel.migration.birth_nodes import BirthNodes
 from sentinel.migration.block_mover import BlockMover
@@ -167,7 +168,8 @@ def test_a_block_is_where_most_of_it_is_and_booked_as_it_went(case: str) -> None
     assert len(run.events) == len(stage.said) == failed
     if failed:
         ((_, sentence),) = run.events
-        assert f"left {stayed} bytes where they were" in sentence
+        way = "from" if end.target == FAST else "to"
+        assert f"({format_bytes(NBYTES)}) {way} it left {format_bytes(stayed)} where they were" in sentence
         assert ("from it" in sentence) == (end.target == FAST)
 
 

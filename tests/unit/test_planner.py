@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from benchmarks.ladder import RUNGS, ladder, shared_pages
 from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.core.pins import Pins
-from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES, format_bytes
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan, sweep
 from sentinel.planner.packing import live_peak_bytes, pack, pack_pages, pack_slots
 from sentinel.planner.paper import Sentinel2021
@@ -60,6 +61,9 @@ def test_all_fast_says_what_it_would_need():
     with pytest.raises(Infeasible) as caught:
         plan(profile, make_machine(footprint_bytes(profile) - 4096), "all-fast")
     assert caught.value.needed_bytes == footprint_bytes(profile)
+    assert re.search(
+        r"needs (\S+ \wiB) of fast memory, 4.00 KiB more than the \S+ \wiB that there are: ", str(caught.value)
+    )
 
 
 @pytest.mark.parametrize("policy", ["sentinel", "sentinel-2021", "lru", "static", "all-slow"])
@@ -68,7 +72,8 @@ def test_tiers_that_are_too_small_together_are_told(policy):
     profile = network()
     needed = footprint_bytes(profile)
     machine = make_machine(needed // 4, slow_bytes=needed // 4)
-    told = f"needs {needed} bytes, and the capacity of all tiers is {2 * (needed // 4)}; give more fast memory"
+    missing, there = (format_bytes(nbytes) for nbytes in (needed - 2 * (needed // 4), 2 * (needed // 4)))
+    told = f"needs {format_bytes(needed)}, {missing} more than the {there} that all tiers have; give more fast memory"
     with pytest.raises(Infeasible, match=told) as caught:
         plan(profile, machine, policy)
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (needed, 2 * (needed // 4))
