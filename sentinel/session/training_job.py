@@ -44,6 +44,8 @@ class TrainingJob:
         self._watched: WeakSet[Optimizer] = WeakSet()  # those that may have a hook of ours
         self._unrelated: WeakSet[Optimizer] = WeakSet()
         self._followed: WeakSet[nn.Module | Optimizer] = WeakSet()  # those whose tensors were in managed memory
+        self._unmoved: frozenset[int] = frozenset()  # addresses of what `adopt` left in place
+        self._turn = 0  # parameters are looked at in turn
         self._state_names: frozenset[str] = frozenset()
         self._buckets: list[int] = []  # where those of reducers begin
 
@@ -144,6 +146,7 @@ class TrainingJob:
             for row in rows
             if not row.moved and row.nbytes and not memory.contains(row.address)
         ]
+        self._unmoved = frozenset(row.address for row in rows if not row.moved)
         self._followed = WeakSet(each for each in self._holders() if not _are_elsewhere(each, memory))
         self._state_names = self._optimizer_state()
         self.buckets_were_rebuilt()
@@ -160,8 +163,16 @@ class TrainingJob:
 
     def tensors_were_replaced(self, memory: ManagedMemory) -> bool:
         """Whether a model or an optimizer has other tensors than those that were adopted, and not from the replaced
-        allocator: `load_state_dict` copies them past it. Asked after each step, so one of each kind is looked at."""
-        return any(each in self._followed and _are_elsewhere(each, memory) for each in self._holders())
+        allocator: `load_state_dict` copies them past it. Asked after each step, so one of each kind is looked at, and
+        a few parameters of each optimizer in turn: `param.data = other` replaces one."""
+        if any(each in self._followed and _are_elsewhere(each, memory) for each in self._holders()):
+            return True
+        self._turn += FIRST
+        return any(
+            not memory.contains(at) and at not in self._unmoved
+            for optimizer in self.optimizers
+            for at in _large(_few_of(optimizer, self._turn))
+        )
 
     def _holders(self) -> list[nn.Module | Optimizer]:
         return [*self.models, *self.optimizers]
@@ -228,6 +239,13 @@ def _are_elsewhere(holder: nn.Module | Optimizer, memory: ManagedMemory) -> bool
         state = (value for held in holder.state.values() for value in held.values() if isinstance(value, torch.Tensor))
         kinds = [(param for group in holder.param_groups for param in group["params"]), state]
     return any(not memory.contains(at) for kind in kinds for at in islice(_large(kind), 1))
+
+
+def _few_of(optimizer: Optimizer, turn: int) -> list[torch.Tensor]:
+    """FIRST parameters from the `turn`-th on, counted over and over; fewer at the end."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    first = turn % max(-(-len(params) // FIRST) * FIRST, 1)
+    return params[first : first + FIRST]
 
 
 def _large(tensors: Iterable[torch.Tensor]) -> Iterator[int]:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 import sentinel  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.applying_plans import MOST_REPLACED  # noqa: E402
+from sentinel.session.training_job import FIRST  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -126,3 +127,31 @@ def test_a_model_whose_parameters_are_assigned_is_managed_though_no_optimizer_ha
         assert all(memory.contains(p.data_ptr()) for p in large)
         assert not outside()
         sentinel.stop()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_single_parameter_that_gets_other_data_is_managed_within_a_few_steps(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shared`: an array has its memory, so it is tried once, and listed."""
+    stock, work = job("tied_weights"), job("tied_weights")
+    expected = [stock.step(i) for i in range(16)]
+    tries: list[Any] = []
+    with sentinel.annotate(work.models, work.optimizers):
+        losses = applied(work)
+        params = list(work.models[0].parameters())
+        assert len(params) > 2 * FIRST
+        (param,) = [each for each in params[FIRST:] if each.nbytes >= 4096][-1:]
+        param.data = copy.deepcopy(param.data)
+        array = param.detach().numpy() if shared else None
+        session = current()
+        assert session is not None
+        memory, adopt = session.context.memory, session.context.job.adopt
+        monkeypatch.setattr(session.context.job, "adopt", lambda memory: tries.append(adopt(memory)))
+        assert not memory.contains(param.data_ptr())
+        losses += [work.step(i) for i in range(8, 16)]
+        assert memory.contains(param.data_ptr()) == (array is None)
+        assert len(tries) == 1
+        assert list(outside().values()) == ([param.nbytes] if shared else [])
+        sentinel.stop()
+    assert losses == expected
