@@ -16,6 +16,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.units import format_bytes
 from sentinel.planner import POLICIES, check_policies, plan, sweep
 from sentinel.planner.sweep import (
     DEFAULT_POLICIES,
@@ -90,7 +91,7 @@ def test_all_fast_sentinel_and_all_slow_come_in_that_order() -> None:
     assert all(c.step_ns is None or c.step_ns >= ours.step_ns for c in found.values())
     assert (ours.step_ns, ours.migrated_bytes_per_step) == (point.step_ns, point.migrated_bytes_per_step)
     assert found["all-fast"].step_ns is None  # not hidden: it has a cell, and the cell says why
-    assert str(subject.footprint_bytes) in found["all-fast"].refused
+    assert f"needs {format_bytes(subject.footprint_bytes)} of fast memory" in found["all-fast"].refused
 
 
 def test_every_plan_is_tried_on_a_worse_machine_and_says_what_it_holds() -> None:
