@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import os
 
+from sentinel.core.sizes import format_bytes
+
 
 class SentinelError(Exception):
     """Base of all errors raised by Sentinel."""
@@ -60,8 +62,6 @@ class Infeasible(PlanError):
     """The step needs more fast memory than there is, or, without a layer, more than all tiers have."""
 
     def __init__(self, needed_bytes: int, available_bytes: int, layer: int | None, why: str = "") -> None:
-        from sentinel.core.units import format_bytes  # it raises errors of this module
-
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
         needed, available = format_bytes(needed_bytes), format_bytes(available_bytes)
         missing = format_bytes(needed_bytes - available_bytes)  # the others may look alike

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
+from sentinel.core.sizes import format_bytes as format_bytes
 
 MOST_BYTES = 1 << 60
 """Of an amount that a user gives: a million TiB. Sums of a few such still fit into 64 bits."""
@@ -109,14 +110,6 @@ def parse_fast(text: str | int) -> Amount:
 def parse_budget(text: str | int, footprint_bytes: int) -> int:
     """The bytes of an amount where the footprint is known. Raises what `parse_amount` raises."""
     return parse_amount(text).of(footprint_bytes)
-
-
-def format_bytes(nbytes: float) -> str:
-    """`nbytes` in the largest binary unit of at least one, such as `1.50 GiB`."""
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(nbytes) >= factor:
-            return f"{nbytes / factor:.2f} {unit}"
-    return f"{int(nbytes)} B"
 
 
 def format_ns(ns: float) -> str:

@@ -63,7 +63,7 @@ def test_a_failed_demotion_leaves_its_block_fast_and_the_plan_recovers() -> None
     assert run.counters.overflow_bytes == 0
     assert len(running.said) == 1
     assert "Input/output error" in running.said[0]
-    assert "a (4194304 bytes)" in running.said[0]
+    assert "a (4.00 MiB)" in running.said[0]
     assert run.counters.stayed["EIO"] == 1
     # the next step is as planned again: b arrives
     assert (1, 1, 0) in rows(run, "done")
@@ -99,7 +99,7 @@ def test_a_migration_that_there_is_no_memory_for_is_one_that_failed(monkeypatch:
     assert run.layers["fast_bytes"].max() <= 5 * MIB
     assert len(running.said) == 1
     assert "Cannot allocate memory" in running.said[0]
-    assert "a (4194304 bytes)" in running.said[0]
+    assert "a (4.00 MiB)" in running.said[0]
     assert (1, 1, 0) in rows(run, "done")
     assert (2, 1, 0) in rows(run, "done")
 
@@ -128,7 +128,7 @@ def test_a_failed_promotion_is_served_slow_and_costs_time_only() -> None:
 def test_in_tests_a_failure_raises() -> None:
     with applied(SWAP_PLAN, SWAP, MACHINE, strict=True) as running:
         running.let_land()
-        with pytest.raises(TierError, match=r"tier slow: moving a .*to it left 4194304 bytes") as raised:
+        with pytest.raises(TierError, match=r"tier slow: moving a .*to it left 4\.00 MiB") as raised:
             stepwise(running, fail_in=3)
         assert (raised.value.errno, raised.value.block) == (errno.EIO, 0)
 
@@ -282,7 +282,7 @@ def test_moves_of_a_layer_are_one_submission_and_the_one_without_memory_fails_al
     assert counts == [2, 2]
     assert rows(run, "failed") == [(0, 0, 1)]
     assert rows(run, "done") == [(0, 1, 1), (0, 1, 0), (1, 0, 1), (1, 1, 1), (1, 0, 0), (1, 1, 0)]
-    assert (len(running.said), "a (1048576 bytes)" in running.said[0]) == (1, True)
+    assert (len(running.said), "a (1.00 MiB)" in running.said[0]) == (1, True)
 
 
 def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() -> None:
