@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes, format_ns, page_ceil, parse_budget, parse_bytes, parse_fast
+from sentinel.core.sizes import format_bytes
+from sentinel.core.units import format_ns, page_ceil, parse_budget, parse_bytes, parse_fast
 
 
 @pytest.mark.parametrize(
