@@ -150,8 +150,11 @@ class KeptFiles(Observer):
 
     def stepped(self) -> None:
         """An optimizer has stepped: write the report of what is known so far, if that is due. With a file as slow tier
-        there is no plan from which on there is something to tell: the first step is as good."""
+        there is no plan from which on there is something to tell: the first step is as good. No Observer is told of
+        such a session, so the other ranks see from then on that this one trains."""
         if self._due == math.inf and _on_a_file(RUNTIME.sink):
+            self._learn_rank()
+            self._tell_ranks(ended="")
             self._report_soon()
         if time.monotonic() >= self._due:
             self.write_so_far()

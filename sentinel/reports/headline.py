@@ -13,7 +13,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS, Run
 from sentinel.core.units import PAGE_BYTES
 from sentinel.reports.outside_plan import coverage, job_memory
-from sentinel.reports.setup import Done, Setup
+from sentinel.reports.setup import Done, Setup, StorageFigures
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
 """Moved when a plan begins or ends, not in every step."""
@@ -34,7 +34,7 @@ def headline_of(
         predicted = plan.predicted_step_ns
     managed, live = coverage(profile)
     unmanaged = _unmanaged(profile, executed)
-    return {
+    found: dict[str, Any] = {
         "kind": kind_of(executed, simulated, setup),
         "slow": setup.slow or (machine.slow if machine is not None else _slow_of_run(run)),
         "tracker": setup.tracker or (profile.quality.tracker if profile else None),
@@ -76,6 +76,17 @@ def headline_of(
         "steps": len(run.steps) if run else None,
         "layers": profile.n_layers if profile else plan.n_layers if plan else None,
         "tensors": len(profile.names) if profile else None,
+    }
+    return found if setup.storage is None else found | _on_a_file(setup.storage)
+
+
+def _on_a_file(told: StorageFigures) -> dict[str, int | None]:
+    """Of a session without a plan, what can be compared with other sessions and over ranks."""
+    return {
+        "fast_capacity_bytes": told.most_pool_bytes,
+        "peak_bytes": told.tensor_peak_bytes or None,
+        "stall_ns_per_step": told.wait_after_ns if told.recorded else None,
+        "step_ns_applied": told.step_ns or None,
     }
 
 

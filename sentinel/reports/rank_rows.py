@@ -109,7 +109,7 @@ def _figures(headline: Mapping[str, Any]) -> dict[str, Any]:
 
 def absent(rank: int) -> RankRow:
     """The row of a rank that left nothing."""
-    return RankRow(rank, "left no report: it ended before a step was profiled, or its files are elsewhere", {}, {})
+    return RankRow(rank, "left no report: it ended within its first steps, or its files are elsewhere", {}, {})
 
 
 def _state(told: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ TITLE = "In short"
 def summary(h: dict[str, Any], storage: StorageFigures | None = None) -> list[tuple[str, str]]:
     """(what, sentence) for a headline, in the order of the questions that a reader has; what is unknown is left out."""
     rows = [
-        ("memory", _memory(h) or _memory_of_frames(storage)),
-        ("speed", _speed(h) or _speed_on_a_file(storage)),
+        ("memory", _memory(h) if storage is None else _memory_of_frames(storage)),
+        ("speed", _speed(h) if storage is None else _speed_on_a_file(storage)),
         ("once", _once(h)),
         ("next", _next(h)),
         ("disk", _disk(storage)),
@@ -72,8 +72,8 @@ def _once(h: dict[str, Any]) -> str:
     return f"{format_ns(h['setup_ns'] + h['plan_ns'])} to set up and plan"
 
 
-def _memory_of_frames(told: StorageFigures | None) -> str:
-    if told is None or not told.tensor_peak_bytes:
+def _memory_of_frames(told: StorageFigures) -> str:
+    if not told.tensor_peak_bytes:
         return ""
     there, wanted = told.most_pool_bytes, told.tensor_peak_bytes
     if there >= wanted:
@@ -81,8 +81,8 @@ def _memory_of_frames(told: StorageFigures | None) -> str:
     return f"{format_bytes(there)} of memory for {format_bytes(wanted)} of tensors: {1 - there / wanted:.0%} less"
 
 
-def _speed_on_a_file(told: StorageFigures | None) -> str:
-    if told is None or not told.step_ns:
+def _speed_on_a_file(told: StorageFigures) -> str:
+    if not told.step_ns:
         return ""
     least = f"; in this memory and from this disk at least {format_ns(told.bound_ns)}" if told.bound_ns else ""
     return f"a step takes {format_ns(told.step_ns)}{least}"

@@ -10,7 +10,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import LayerId
 from sentinel.files import with_origin
-from sentinel.reports import Report, Setup, build_report
+from sentinel.reports import Report, Setup, StorageFigures, build_report
 from sentinel.simulator import simulate
 from tests.builders import MIB, act, make_machine, make_profile, param
 
@@ -53,3 +53,10 @@ def full_report(setup: Setup = SETUP) -> Report:
     return build_report(
         profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), simulated=SIMULATED, setup=setup
     )
+
+
+def report_on_a_file(**figures: int) -> Report:
+    """Of a session without a plan, on a file; figures that are not given are 0."""
+    known = {name: "" if name == "too_large_by" else 0 for name in StorageFigures._fields} | figures
+    setup = Setup(slow="file:/scratch", kind="passive", storage=StorageFigures(**known))
+    return build_report(profile=None, plan=None, setup=setup)

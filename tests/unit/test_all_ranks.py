@@ -20,7 +20,7 @@ from sentinel.reports.html.page import page
 from sentinel.reports.rank_files import RankFiles
 from sentinel.reports.rank_rows import ENDED, FAILED, TRAINS, RankRow, placement_digest, read
 from sentinel.system.launched import Launched
-from tests.unit.report_builders import PLAN, full_report
+from tests.unit.report_builders import MIB, PLAN, full_report, report_on_a_file
 
 
 def who(rank: int, size: int = 3, job: str = "a") -> Launched:
@@ -65,6 +65,22 @@ def test_what_no_plan_covers_is_fast_memory_of_all_ranks_too() -> None:
     )
     assert told.headline["outside_bytes"] == 3 << 20
     assert "3.00 MiB" in told.text().split("Over all ranks")[1]
+
+
+def test_ranks_on_a_file_are_compared_too(tmp_path: Path) -> None:
+    for rank in range(2):
+        figures = {"most_pool_bytes": 8 * MIB, "tensor_peak_bytes": 32 * MIB, "step_ns": (rank + 1) * 1_000_000}
+        told = report_on_a_file(**figures, recorded=1, wait_after_ns=400_000)
+        RankFiles(str(tmp_path / "r.html"), who(rank, 2)).write(told, ENDED)
+    found = AllRanks([read(tmp_path / f"r.rank{rank}.json") for rank in range(2)])
+    assert dict(found.heading.summary) == {
+        "memory": "16.00 MiB of fast memory over all ranks instead of 64.00 MiB",
+        "speed": "rank 1 is the slowest: 2.00 ms a step, 1.33 times the median over ranks; where ranks reduce gradients"
+        " together, all take as long, and the others wait",
+    }
+    frame = found.tables["ranks"]
+    assert frame["step_ns_applied"].tolist() == [1_000_000, 2_000_000]
+    assert frame["stall_ns_per_step"].tolist() == [400_000] * 2
 
 
 def test_a_rank_that_left_nothing_has_a_row_that_says_so() -> None:

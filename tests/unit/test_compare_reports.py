@@ -20,6 +20,7 @@ from sentinel.reports.saved_report import SavedReport, load_report
 from sentinel.reports.text import text_of
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, make_machine, make_profile, param, persistent_plan
+from tests.unit.report_builders import report_on_a_file
 
 MACHINE = make_machine(64 * MIB, fast_bw=100 * GB, slow_bw=10 * GB)
 
@@ -39,6 +40,19 @@ def written(path: Path, tiers: list[int], moves: Any = (), more: tuple[str, ...]
 
 def difference(a: Path, b: Path) -> Difference:
     return Difference(load_report(a), load_report(b))
+
+
+def test_sessions_on_a_file_are_compared_by_memory_and_time(tmp_path: Path) -> None:
+    for name, step_ns, pool in (("a", 4_000_000, 32 * MIB), ("b", 3_000_000, 48 * MIB)):
+        report_on_a_file(most_pool_bytes=pool, tensor_peak_bytes=96 * MIB, step_ns=step_ns).write(
+            tmp_path / f"{name}.json"
+        )
+    found = DifferenceReport(difference(tmp_path / "a.json", tmp_path / "b.json"))
+    assert found.heading.done == (
+        "A step takes 3.00 ms instead of 4.00 ms (-25.0%), with 48.00 MiB of fast memory instead of 32.00 MiB;"
+        " 0 tensors changed."
+    )
+    assert not found.caveats
 
 
 def test_what_went_to_fast_memory_gains_what_it_lost(tmp_path: Path) -> None:

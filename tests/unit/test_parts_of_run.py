@@ -322,6 +322,25 @@ def test_with_a_file_the_report_is_written_from_the_first_step_on(
     assert "plan.json: no plan was made, since with a file no step is profiled and nothing is planned" in said
 
 
+def test_with_a_file_other_ranks_see_from_the_first_step_on_that_this_one_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the row of one that is killed before its first report would be that of one that never began."""
+    pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
+    from sentinel.session.passive import PassiveSession
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    kept = KeptFiles.asked_for(asked(report="r.txt"))
+    kept.stepped()
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(kept_files.RUNTIME, "sink", object.__new__(PassiveSession))
+    kept.stepped()
+    told = json.loads((tmp_path / "r.rank1.json").read_text())["rank"]
+    assert (told["rank"], told["state"]) == (1, "trains")
+
+
 def test_a_line_tells_how_steps_go() -> None:
     run = executed()
     line = live.live_line(run, MACHINE)
