@@ -75,9 +75,11 @@ def _once(h: dict[str, Any]) -> str:
 def _memory_of_frames(told: StorageFigures) -> str:
     if not told.tensor_peak_bytes:
         return ""
-    there, wanted = told.most_pool_bytes, told.tensor_peak_bytes
-    if there >= wanted:
+    least, there, wanted = told.least_pool_bytes, told.most_pool_bytes, told.tensor_peak_bytes
+    if least >= wanted:
         return f"{format_bytes(wanted)} of tensors, all in memory"
+    if there >= wanted:  # until a cap was lowered, or other memory grew
+        return f"{format_bytes(least)} to {format_bytes(there)} of memory for {format_bytes(wanted)} of tensors"
     return f"{format_bytes(there)} of memory for {format_bytes(wanted)} of tensors: {1 - there / wanted:.0%} less"
 
 

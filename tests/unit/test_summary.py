@@ -16,8 +16,8 @@ from sentinel.reports.html.page import page
 from sentinel.reports.setup import BucketRow
 from sentinel.reports.summary import summary
 from sentinel.system.host_load import HostLoad
-from tests.builders import make_machine
-from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED, executed, full_report
+from tests.builders import MIB, make_machine
+from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED, executed, full_report, report_on_a_file
 
 
 def said(**given) -> dict[str, str]:
@@ -227,3 +227,19 @@ def test_what_is_moved_once_only_is_no_migration_of_a_step() -> None:
     report = build_report(profile=PROFILE, plan=PLAN, executed=once)
     assert "Migrations over 3 steps" in page(report)
     assert "Migrations, over 3 steps" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "said"),
+    [
+        (264, 614, "264.00 MiB of tensors, all in memory"),
+        (32, 614, "32.00 MiB to 614.00 MiB of memory for 264.00 MiB of tensors"),
+        (32, 66, "66.00 MiB of memory for 264.00 MiB of tensors: 75% less"),
+    ],
+)
+def test_tensors_on_a_file_were_all_in_memory_only_where_there_always_was_room(
+    least: int, most: int, said: str
+) -> None:
+    """A container's limit may be lowered while the job runs."""
+    told = report_on_a_file(least_pool_bytes=least * MIB, most_pool_bytes=most * MIB, tensor_peak_bytes=264 * MIB)
+    assert dict(told.heading.summary)["memory"] == said
