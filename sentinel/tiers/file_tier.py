@@ -113,7 +113,12 @@ class FileTier:
             raise UsageError(
                 f"slow={slow!r}: a file of {format_bytes(wanted)} is too small beside memory of"
                 f" {format_bytes(fast_bytes)}",
-                f"{folder} has {format_bytes(disk.free_bytes)} free; say how large it may be: file:{folder}=64GiB",
+                f"{folder} has {format_bytes(disk.free_bytes)} free; "
+                + (
+                    "name a directory on a disk with more room"
+                    if disk.free_bytes < fast_bytes * _ranks()
+                    else f"say how large it may be: file:{folder}=64GiB"
+                ),
             )
         file_bytes = wanted // FRAME_BYTES * FRAME_BYTES
         if within is not None:

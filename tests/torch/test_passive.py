@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from sentinel.session.storage_figures import bound_of  # noqa: E402
 from sentinel.system import limits, native, scratch_disk  # noqa: E402
 from sentinel.system.disks import Mount, disk_of  # noqa: E402
 from sentinel.system.limits import LimitedGroup  # noqa: E402
-from sentinel.tiers import pool_cap  # noqa: E402
+from sentinel.tiers import file_tier, pool_cap  # noqa: E402
 from sentinel.tiers.ahead import AheadCounters  # noqa: E402
 from sentinel.tiers.file_tier import FileTier, is_file  # noqa: E402
 from sentinel.tiers.frames import FRAME_BYTES  # noqa: E402
@@ -497,6 +499,15 @@ def test_what_cannot_be_is_refused_before_anything_changes(
         sentinel.start_profile(**words)
     assert not sentinel.active()
     assert not list(folder.iterdir())
+
+
+def test_a_full_disk_is_left_for_another_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that it has no room for would only be refused later. Where half of the free room is too little, it helps."""
+    disk = disk_of(str(folder))
+    for free, remedy in ((1 << 20, "name a directory on a disk with more room"), (12 << 20, f"file:{folder}=64GiB")):
+        monkeypatch.setattr(file_tier, "disk_of", lambda _, free=free: replace(disk, free_bytes=free))
+        with pytest.raises(sentinel.UsageError, match=f"too small beside memory of.* free; .*{re.escape(remedy)}"):
+            FileTier.asked(f"file:{folder}", "8MiB")
 
 
 def test_a_directory_of_somebody_else_is_refused() -> None:
