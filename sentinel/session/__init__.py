@@ -104,10 +104,11 @@ def start_profile(
         RUNTIME.sink.add(models, optimizers)  # `sentinel run` began it before the script
         return
     if RUNTIME.sink is not None:
-        doing = "profiling" if isinstance(RUNTIME.sink, Session) and RUNTIME.sink.profiling else "applying a plan"
+        profiling = isinstance(RUNTIME.sink, Session) and RUNTIME.sink.profiling
+        end_step = "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it"
         raise UsageError(
-            f"start_profile(): a session is running already, and {doing}",
-            "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it",
+            f"start_profile(): a session is running already{', and profiling' if profiling else ''}",
+            end_step if profiling else "call sentinel.stop() to end it",
         )
     require_tested(torch.__version__)
     asked = wanted(request)
@@ -230,13 +231,15 @@ def _end() -> None:
 
 
 def _watch_for_the_end() -> None:
-    """What nobody catches, Ctrl-C included, ends the session also where the interpreter lives on: at a prompt."""
+    """Ctrl-C that nobody catches ends the session also where the interpreter lives on: at a prompt. An error there, as of
+    a misspelt name, does not; one that ends a script ends the session by `atexit`."""
     if RUNTIME.shows_uncaught:
         return
     shown = sys.excepthook
 
     def end_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _end()
+        if not isinstance(error, Exception):
+            _end()
         shown(kind, error, trace)
 
     sys.excepthook = end_and_show

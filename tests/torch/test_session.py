@@ -418,6 +418,27 @@ def test_what_fails_inside_a_tick_ends_the_session_and_not_the_step(monkeypatch:
     assert "ended by itself" in sentinel.report().text()
 
 
+def test_an_error_at_a_prompt_leaves_the_session_running() -> None:
+    typed = """
+import torch, sentinel
+from tests.torch.bit_identity_cases import CASES
+job = CASES["plain"]()
+h = sentinel.annotate(job.models, job.optimizers)
+sentinel.start_profile(fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+job.stepp(0)
+loss = job.step(0)
+sentinel.start_profile(fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+plan = sentinel.end_profile()
+print("layers", plan.n_layers > 0, sentinel.active())
+"""
+    ran = subprocess.run(
+        [sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, check=True, timeout=600
+    )
+    assert ran.stdout.split("layers") == ["", " True True\n"], ran.stderr
+    assert "AttributeError" in ran.stderr
+    assert "a session is running already, and profiling; call sentinel.end_profile()" in ran.stderr
+
+
 def test_ctrl_c_at_a_prompt_restores_stock_allocation() -> None:
     typed = """
 import torch, sentinel
