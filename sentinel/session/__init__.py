@@ -231,8 +231,8 @@ def _end() -> None:
 
 
 def _watch_for_the_end() -> None:
-    """Ctrl-C that nobody catches ends the session also where the interpreter lives on: at a prompt. An error there, as of
-    a misspelt name, does not; one that ends a script ends the session by `atexit`."""
+    """Ctrl-C that nobody catches ends the session also where the interpreter lives on: at a prompt. An error does not,
+    such as a misspelt name there; one that ends a script ends the session by `atexit`."""
     if RUNTIME.shows_uncaught:
         return
     shown = sys.excepthook
