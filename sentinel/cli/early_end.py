@@ -105,9 +105,7 @@ def before_sigterm(write: Callable[[], None]) -> Callable[..., AbstractContextMa
     @contextlib.contextmanager
     def waiting(then: Callable[[], None] = lambda: None) -> Iterator[None]:
         nonlocal waits
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # handlers run in that one, whatever this one does
+        if threading.current_thread() is not threading.main_thread():  # handlers run in that one, whatever is here
             yield
             return
         waits = True
