@@ -341,7 +341,7 @@ void pieces_may_fail() {
   uint64_t failed = 0;
   for (const long call : {SYS_mremap, SYS_mmap, SYS_madvise, SYS_pread64, SYS_lseek}) {
     uint64_t unused = 0;
-    for (const uint64_t n : {1, 2, 3, 5, 8, 11}) {  // each takes a tenth of a second
+    for (const uint64_t n : {1, 2, 3, 5, 8, 11}) {  // each takes long, so not all
       if (unused != 0) break;
       CHECK(sn_arm_back(arena.base, arena.reserved_bytes, guarded) == 0);
       CHECK(all_there());

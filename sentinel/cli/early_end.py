@@ -72,9 +72,10 @@ class StepLimit(Observer):
 def before_sigterm(write: Callable[[], None]) -> Callable[..., AbstractContextManager[object]]:
     """From now on SIGTERM, which would end this process at once, makes it `write()` first; a second one ends it.
 
-    Returns what makes it wait for the end of a block of the main thread, and call what it is given then: nothing where
-    the block writes the same itself. A launcher that ends all ranks for one that was killed comes when the others,
-    whose connections broke, write already; and a module that the block is importing cannot be used before its end.
+    Returns a context manager. In the main thread, a SIGTERM within its block waits for the block's end, and calls the
+    argument instead of `write`: by default nothing, for a block that writes the report itself. A launcher that ends all
+    ranks for one that was killed comes when the others, whose connections broke, write already; and a module that the
+    block is importing cannot be used before its end.
     Nothing changes where the signal is handled or ignored already. A script's own handler takes the place of this one,
     also where it calls it; and forked children end as they would have.
     """

@@ -62,6 +62,7 @@ class KeptFiles(Observer):
         self._due, self._wait = math.inf, FIRST_S
         self._said: set[str] = set()
         self._profiled = False  # and not planned since
+        self._told_ranks = False  # that this one trains
         self._all_ended = False  # all ranks, and one report is over all of them
 
     @classmethod
@@ -150,11 +151,12 @@ class KeptFiles(Observer):
 
     def stepped(self) -> None:
         """An optimizer has stepped: write the report of what is known so far, if that is due. With a file as slow tier
-        there is no plan from which on there is something to tell: the first step is as good. No Observer is told of
-        such a session, so the other ranks see from then on that this one trains."""
+        there is no plan from which on there is something to tell: the first step is as good. Observers are not told
+        of such a session, so it is here that the other ranks learn that this one trains."""
         if self._due == math.inf and _on_a_file(RUNTIME.sink):
-            self._learn_rank()
-            self._tell_ranks(ended="")
+            if not self._told_ranks:
+                self._learn_rank()
+                self._tell_ranks(ended="")
             self._report_soon()
         if time.monotonic() >= self._due:
             self.write_so_far()
@@ -208,6 +210,7 @@ class KeptFiles(Observer):
         self._tell_ranks(ended="failed" if failed else "ended")
 
     def _tell_ranks(self, ended: str) -> None:
+        self._told_ranks = True
         if self._ranks is not None:
             try:
                 self._ranks.begin(ended or "trains")

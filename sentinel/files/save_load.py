@@ -34,11 +34,8 @@ def load(path: PathLike) -> Noun:
         file.seek(0)
         if head.lstrip()[:1] == b"{":
             if nbytes > documents.MAX_BYTES:
-                raise FormatError(
-                    path,
-                    "file",
-                    f"is JSON of {format_bytes(nbytes)}; at most {format_bytes(documents.MAX_BYTES)} are read",
-                )
+                over = f"{format_bytes(nbytes - documents.MAX_BYTES)} more than the {format_bytes(documents.MAX_BYTES)}"
+                raise FormatError(path, "file", f"is JSON of {over} that are read at most")
             noun = documents.parse(path, read_exactly(file, nbytes, path))
         elif nbytes > 9 and head[8:] == b"{":
             noun = containers.parse(path, file, nbytes)

@@ -160,8 +160,8 @@ def _rectangles(size: int, chosen: NDArray[np.bool_], rows: Bounds, columns: Bou
 
 
 def _best_cut(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N, N) of the windows from cut to cut of one step at most, the most that any cut of each into windows adds up to;
-    0 of longer ones."""
+    """(N, N): the most that any cut of the window from cut i to cut j into windows adds up to; 0 where it is longer
+    than one step."""
     best = np.full_like(value, -np.inf)
     np.fill_diagonal(best, 0.0)
     for end in range(1, len(value)):

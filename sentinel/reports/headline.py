@@ -83,7 +83,7 @@ def headline_of(
 def _on_a_file(told: StorageFigures) -> dict[str, int | None]:
     """Of a session without a plan, what can be compared with other sessions and over ranks."""
     return {
-        "fast_capacity_bytes": told.most_pool_bytes,
+        "fast_capacity_bytes": told.for_tensors_bytes,
         "peak_bytes": told.tensor_peak_bytes or None,
         "stall_ns_per_step": told.wait_after_ns if told.recorded else None,
         "step_ns_applied": told.step_ns or None,

@@ -84,9 +84,10 @@ class Difference:
         if len(change):
             word = "more" if change.sum() >= 0 else "less"
             told.append(f"slow accesses and waits cost {format_ns(abs(float(change.sum())))} {word}")
-        count = counted(len(self.tensors), "tensor")
         first = ", ".join(told) if told else "nothing that both reports know"
-        return f"{first[0].upper()}{first[1:]}; {count} changed."
+        on_files = all(each.headline.get("kind") == "passive" for each in (self.before, self.after))
+        changed = "" if on_files else f"; {counted(len(self.tensors), 'tensor')} changed"  # the others list them
+        return f"{first[0].upper()}{first[1:]}{changed}."
 
 
 def _number(headline: dict[str, Any], name: str) -> float | None:

@@ -141,6 +141,14 @@ class StorageFigures(NamedTuple):
     write_failure: int = 0
     file_full: int = 0
 
+    @property
+    def for_tensors_bytes(self) -> int:
+        """Memory for what tensors took at most; where a limit was lowered and bytes had to leave, the least of it."""
+        least, most, peak = self.least_pool_bytes, self.most_pool_bytes, self.tensor_peak_bytes
+        if least < peak <= most and self.read_bytes + self.written_bytes:
+            return least
+        return min(most, peak) if peak else most
+
 
 @dataclass(frozen=True)
 class Setup:

@@ -76,7 +76,7 @@ def _memory_of_frames(told: StorageFigures) -> str:
     if not told.tensor_peak_bytes:
         return ""
     least, there, wanted = told.least_pool_bytes, told.most_pool_bytes, told.tensor_peak_bytes
-    if least >= wanted:
+    if told.for_tensors_bytes >= wanted:
         return f"{format_bytes(wanted)} of tensors, all in memory"
     if there >= wanted:  # until a cap was lowered, or other memory grew
         return f"{format_bytes(least)} to {format_bytes(there)} of memory for {format_bytes(wanted)} of tensors"

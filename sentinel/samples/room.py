@@ -60,6 +60,6 @@ class Room:
             needed = int(chunks.max()) * self.page_bytes
             raise UsageError(
                 f"memory of {format_bytes(self.nbytes)} is less than the samples of one chunk",
-                f"give at least {needed} bytes, or read chunks in parts",
+                f"give at least {format_bytes(needed + needed // 100)}, or read chunks in parts",
             )
         return self

@@ -28,6 +28,9 @@ MOST_CHANGES = 10
 MOST_REPLACED = 10
 """Tensors that take the place of those that were adopted are adopted at most 10 times."""
 
+MOST_SINGLE = 3
+"""Likewise where only single parameters were given other data."""
+
 NO_STEP = "no optimizer stepped in the profiled step: it may have been cut short"
 NO_STEP_SEEN = (
     "no optimizer was seen to step in the profiled step: it was cut short, or steps where torch.compile had it"
@@ -43,7 +46,7 @@ class ApplyingPlans:
         self.shapes = ShapeScheduler()
         self._said_too_many = False
         self._pending: dict[Bucket | None, _Pending] = {}  # for a bucket, or for a shape that has none yet
-        self._times_replaced = 0
+        self._times_replaced = self._times_single = 0
         self._cancelled = False  # one of those, for another one
 
     # ---- see State --------------------------------------------------------------------------------------
@@ -171,8 +174,7 @@ class ApplyingPlans:
             self._time_layers(context.applying.current)
         if self._pending:
             self._take_plan()
-        replaced = context.job.successors_came() or context.job.tensors_were_replaced(context.memory)
-        if replaced and self._times_replaced < MOST_REPLACED:
+        if self._tensors_were_replaced():
             self._adopt_replaced()
         if not self.shapes.ended(self.steps, unknown=not known) or self._pending:
             return self
@@ -185,11 +187,23 @@ class ApplyingPlans:
             context.notes.append(f"steps came in more than {shapes}; steps of other shapes used the slots that fit")
         return self
 
+    def _tensors_were_replaced(self) -> bool:
+        """Whether they are to be adopted: loads, and single parameters, each have so many times, so that a job that
+        gives a parameter other data in each step leaves some for what it loads."""
+        job, memory = self._context.job, self._context.memory
+        came = job.successors_came()
+        if self._times_replaced < MOST_REPLACED and (came or job.tensors_were_replaced(memory)):
+            self._times_replaced += 1
+            return True
+        if self._times_single < MOST_SINGLE and job.a_parameter_was_replaced(memory):
+            self._times_single += 1
+            return True
+        return False
+
     def _adopt_replaced(self) -> None:
         """Loaded state, or another model of the same layers, is elsewhere than what it replaces: it moves into managed
         memory, and plans go on there."""
         context = self._context
-        self._times_replaced += 1
         context.applying.rest()
         context.job.add_successors()
         context.job.adopt(context.memory)

@@ -12,12 +12,14 @@ from math import inf
 import numpy as np
 
 from sentinel.core.disk_rates import DiskRates
+from sentinel.core.errors import SentinelError
 from sentinel.core.granule_uses import GranuleUses
 from sentinel.core.rules import holding
 from sentinel.core.units import PAGE_BYTES, counted, format_bytes
 from sentinel.migration.memory import MemoryCounters
 from sentinel.planner.window_bound import WindowBound, window_bound
 from sentinel.reports import StorageFigures
+from sentinel.system.disks import disk_of
 from sentinel.system.progress import telling
 from sentinel.tiers.ahead import AheadCounters
 from sentinel.tiers.file_tier import FileTier, FramedTensors
@@ -239,18 +241,28 @@ def _about_failures(tier: FileTier, which: str, code: int, became: str) -> str:
 
 
 def _about_full(told: StorageFigures, tier: FileTier) -> str:
-    """What would do: all that tensors have had at one time, and a quarter for holes between them. Where a limit refuses
-    that, the limit."""
+    """What would do: all that tensors have had at one time, and a quarter for holes between them. Where its disk or a
+    limit refuses that, which."""
     needed = (told.tensor_peak_bytes + told.elsewhere_peak_bytes) * 5 // 4
     enough = max(needed, told.file_bytes + 1) // (64 << 20) * 64 + 64
     more = f"allow at least file:{tier.folder}={enough}MiB"
     if tier.bound is not None and enough << 20 > tier.bound.nbytes:  # it would be refused
         here = f"at the start, {tier.bound.why}: enough for {format_bytes(tier.bound.nbytes)}"
         more = f"file:{tier.folder}={enough}MiB would do, but {here}; {tier.bound.remedy}"
+    elif enough << 20 > told.file_bytes + (free := _free_beside(tier)):
+        more = f"{enough} MiB would do, and its disk has {format_bytes(free)} more; name a directory on another disk"
     return (
         f"The file in {tier.folder}, of {format_bytes(told.file_bytes)}, is full, so new tensors took memory beyond the"
         f" budget. All tensors of 1 MiB and more together can be no larger than the file; {more}"
     )
+
+
+def _free_beside(tier: FileTier) -> int:
+    """What its disk has free beside the file; without end where that cannot be told any more."""
+    try:
+        return disk_of(tier.folder).free_bytes
+    except SentinelError:
+        return 1 << 62
 
 
 def _is_slow(best: int, lately: int) -> bool:

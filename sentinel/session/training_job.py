@@ -163,16 +163,15 @@ class TrainingJob:
 
     def tensors_were_replaced(self, memory: ManagedMemory) -> bool:
         """Whether a model or an optimizer has other tensors than those that were adopted, and not from the replaced
-        allocator: `load_state_dict` copies them past it. Asked after each step, so one of each kind is looked at, and
-        a few parameters of each optimizer in turn: `param.data = other` replaces one."""
-        if any(each in self._followed and _are_elsewhere(each, memory) for each in self._holders()):
-            return True
-        self._turn += FIRST
-        return any(
-            not memory.contains(at) and at not in self._unmoved
-            for optimizer in self.optimizers
-            for at in _large(_few_of(optimizer, self._turn))
-        )
+        allocator: `load_state_dict` copies them past it. Asked after each step, so one of each kind is looked at."""
+        return any(each in self._followed and _are_elsewhere(each, memory) for each in self._holders())
+
+    def a_parameter_was_replaced(self, memory: ManagedMemory) -> bool:
+        """As above, of the next few parameters of all optimizers in turn: `param.data = other` replaces one."""
+        params = [param for each in self.optimizers for group in each.param_groups for param in group["params"]]
+        self._turn = self._turn + FIRST if self._turn + FIRST < len(params) else 0
+        few = params[self._turn : self._turn + FIRST]
+        return any(not memory.contains(at) and at not in self._unmoved for at in _large(few))
 
     def _holders(self) -> list[nn.Module | Optimizer]:
         return [*self.models, *self.optimizers]
@@ -239,13 +238,6 @@ def _are_elsewhere(holder: nn.Module | Optimizer, memory: ManagedMemory) -> bool
         state = (value for held in holder.state.values() for value in held.values() if isinstance(value, torch.Tensor))
         kinds = [(param for group in holder.param_groups for param in group["params"]), state]
     return any(not memory.contains(at) for kind in kinds for at in islice(_large(kind), 1))
-
-
-def _few_of(optimizer: Optimizer, turn: int) -> list[torch.Tensor]:
-    """FIRST parameters from the `turn`-th on, counted over and over; fewer at the end."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    first = turn % max(-(-len(params) // FIRST) * FIRST, 1)
-    return params[first : first + FIRST]
 
 
 def _large(tensors: Iterable[torch.Tensor]) -> Iterator[int]:

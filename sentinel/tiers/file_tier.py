@@ -110,15 +110,13 @@ class FileTier:
         if bound is private and wanted == bound.nbytes and not sized:
             told.append(f"The file is {format_bytes(wanted)}: {bound.why}. For a larger one, {bound.remedy}.")
         if wanted < fast_bytes:
+            room = min(disk.free_bytes // _ranks(), bound.nbytes)
+            larger = f"say how large it may be: file:{folder}={room >> 20}MiB"
             raise UsageError(
                 f"slow={slow!r}: a file of {format_bytes(wanted)} is too small beside memory of"
                 f" {format_bytes(fast_bytes)}",
-                f"{folder} has {format_bytes(disk.free_bytes)} free; "
-                + (
-                    "name a directory on a disk with more room"
-                    if disk.free_bytes < fast_bytes * _ranks()
-                    else f"say how large it may be: file:{folder}=64GiB"
-                ),
+                f"{folder} has {format_bytes(disk.free_bytes)} free;"
+                f" {larger if room >= fast_bytes else 'name a directory on a disk with more room'}",
             )
         file_bytes = wanted // FRAME_BYTES * FRAME_BYTES
         if within is not None:

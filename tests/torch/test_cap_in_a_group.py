@@ -51,7 +51,7 @@ def told(command: list[str]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("group")
 def test_a_cap_holds_while_workers_are_forked(folder: Path) -> None:
-    words = ["--cap", str(CAP), "--steps", "20", "--forks-every", "10", "--directory", str(folder)]
+    words = ["--cap", str(CAP), "--steps", "25", "--forks-every", "10", "--directory", str(folder)]
     found = told([sys.executable, "-m", "benchmarks.cap_held", *words])["results"]
     assert found["missed"] == []
     for name in ("counts", "enforces"):

@@ -504,7 +504,7 @@ def test_what_cannot_be_is_refused_before_anything_changes(
 def test_a_full_disk_is_left_for_another_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that it has no room for would be refused later. One helps where half of the free room is too little."""
     disk = disk_of(str(folder))
-    for free, remedy in ((1 << 20, "name a directory on a disk with more room"), (12 << 20, f"file:{folder}=64GiB")):
+    for free, remedy in ((1 << 20, "name a directory on a disk with more room"), (12 << 20, f"file:{folder}=12MiB")):
         monkeypatch.setattr(file_tier, "disk_of", lambda _, free=free: replace(disk, free_bytes=free))
         with pytest.raises(sentinel.UsageError, match=f"too small beside memory of.* free; .*{re.escape(remedy)}"):
             FileTier.asked(f"file:{folder}", "8MiB")

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 import sentinel  # noqa: E402
 from sentinel.session import current  # noqa: E402
-from sentinel.session.applying_plans import MOST_REPLACED  # noqa: E402
+from sentinel.session.applying_plans import MOST_REPLACED, MOST_SINGLE  # noqa: E402
 from sentinel.session.training_job import FIRST  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
@@ -155,3 +155,22 @@ def test_a_single_parameter_that_gets_other_data_is_managed_within_a_few_steps(
         assert list(outside().values()) == ([param.nbytes] if shared else [])
         sentinel.stop()
     assert losses == expected
+
+
+def test_a_parameter_that_gets_other_data_in_each_step_leaves_loads_their_turns() -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        applied(work)
+        params = [each for each in work.models[0].parameters() if each.nbytes >= 4096]
+        for i in range(8, 8 + MOST_REPLACED + MOST_SINGLE):
+            params[-1].data = copy.deepcopy(params[-1].data)
+            work.step(i)
+        load_own_state(work)
+        work.step(8 + MOST_REPLACED + MOST_SINGLE)
+        session = current()
+        assert session is not None
+        state = [value for held in work.optimizers[0].state.values() for value in held.values()]
+        large = [value for value in state if value.untyped_storage().nbytes() >= 4096]
+        assert large
+        assert all(session.context.memory.contains(value.data_ptr()) for value in large)
+        sentinel.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -339,6 +340,10 @@ def test_with_a_file_other_ranks_see_from_the_first_step_on_that_this_one_trains
     kept.stepped()
     told = json.loads((tmp_path / "r.rank1.json").read_text())["rank"]
     assert (told["rank"], told["state"]) == (1, "trains")
+    (tmp_path / "r.rank1.json").unlink()
+    kept._due = math.inf  # as while a report is being written
+    kept.stepped()
+    assert not list(tmp_path.iterdir())  # what a report has told by then is not told again, without its figures
 
 
 def test_a_line_tells_how_steps_go() -> None:

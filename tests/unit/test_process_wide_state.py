@@ -70,7 +70,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 def state_in(tree: ast.Module, changing: frozenset[str] = frozenset()) -> set[str]:
     """What a module keeps, or changes, for the whole process. `changing`: classes whose objects change."""
-    found = {what for node in tree.body for what in _in(node, frozenset(), _modules(tree), inside=False)}
+    modules = _modules(tree)
+    found = {what for node in tree.body for what in _in(node, frozenset(), modules, inside=False)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             found |= {f"assigns global {name}" for name in node.names}
@@ -158,11 +159,17 @@ def _bound_in(function: Function) -> frozenset[str]:
     asked = function.args
     names = {each.arg for each in (*asked.posonlyargs, *asked.args, *asked.kwonlyargs)}
     names |= {each.arg for each in (asked.vararg, asked.kwarg) if each is not None}
-    shared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
-    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    caught = {n.name for n in ast.walk(function) if isinstance(n, ast.ExceptHandler) and n.name}
-    made = {n.name for n in ast.walk(function) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n is not function}
-    return frozenset((names | stored | caught | made) - shared - {"cls"})
+    shared = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Global):
+            shared |= set(node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif (
+            isinstance(node, ast.ExceptHandler | ast.FunctionDef | ast.ClassDef) and node is not function and node.name
+        ):
+            names.add(node.name)
+    return frozenset(names - shared - {"cls"})
 
 
 def classes_that_change(package: Path) -> frozenset[str]:

@@ -106,7 +106,7 @@ def test_pages_suit_the_sizes() -> None:
     room = Room.of(mixed, 9000)
     assert room.page_bytes == 64
     assert room.pages(mixed).tolist() == [47, 79, 63, 69]
-    with pytest.raises(UsageError, match="give at least 8448 bytes"):
+    with pytest.raises(UsageError, match=r"give at least 8\.33 KiB"):
         Room.of(mixed, 8447)
     with pytest.raises(UsageError, match="a room of 0 bytes"):
         Room(0, 16)

@@ -230,16 +230,20 @@ def test_what_is_moved_once_only_is_no_migration_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "said"),
+    ("least", "most", "read", "said", "had"),
     [
-        (264, 614, "264.00 MiB of tensors, all in memory"),
-        (32, 614, "32.00 MiB to 614.00 MiB of memory for 264.00 MiB of tensors"),
-        (32, 66, "66.00 MiB of memory for 264.00 MiB of tensors: 75% less"),
+        (264, 614, 0, "264.00 MiB of tensors, all in memory", 264),
+        (32, 614, 0, "264.00 MiB of tensors, all in memory", 264),  # it was less before there were as many tensors
+        (32, 614, 1, "32.00 MiB to 614.00 MiB of memory for 264.00 MiB of tensors", 32),
+        (32, 66, 1, "66.00 MiB of memory for 264.00 MiB of tensors: 75% less", 66),
     ],
 )
 def test_tensors_on_a_file_were_all_in_memory_only_where_there_always_was_room(
-    least: int, most: int, said: str
+    least: int, most: int, read: int, said: str, had: int
 ) -> None:
     """A container's limit may be lowered while the job runs."""
-    told = report_on_a_file(least_pool_bytes=least * MIB, most_pool_bytes=most * MIB, tensor_peak_bytes=264 * MIB)
+    pool = {"least_pool_bytes": least * MIB, "most_pool_bytes": most * MIB}
+    told = report_on_a_file(**pool, tensor_peak_bytes=264 * MIB, read_bytes=read)
     assert dict(told.heading.summary)["memory"] == said
+    assert told.headline["fast_capacity_bytes"] == had * MIB
+    assert "footprint" not in told.text()

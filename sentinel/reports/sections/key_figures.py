@@ -16,6 +16,7 @@ from sentinel.reports.setup import StorageFigures
 from sentinel.reports.summary import spread_in_words
 
 TITLE = "Headline"
+_WITH_A_FILE = {"footprint, all fast": "tensors of 1 MiB and more", "fast budget": "memory for them"}
 _BUSY = "not compared: the host was busy"
 
 
@@ -24,7 +25,8 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     capacity, peak = h["fast_capacity_bytes"], h["peak_bytes"]
     share = ""
     if capacity is not None and peak:
-        share = f"{capacity / peak:.1%} of the footprint" if capacity <= peak else "more than the footprint"
+        of = "the footprint" if h["kind"] != "passive" else "what they took"
+        share = f"{capacity / peak:.1%} of {of}" if capacity <= peak else f"more than {of}"
     live = h["live_bytes"]
     managed = f"{h['managed_bytes'] / live:.1%}" if live else None
     applied, plain = h["step_ns_applied"], h["step_ns_plain"]
@@ -42,7 +44,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("slow tier", h["slow"], ""),
         ("policy", h["policy"], f"MIL {h['mil']}" if h["mil"] is not None else ""),
         ("tracker", h["tracker"], _counted_by(h["quality"])),
-        ("footprint, all fast", _b(peak), "packed in pages"),
+        ("footprint, all fast", _b(peak), "packed in pages" if h["kind"] != "passive" else "most at one time"),
         ("live peak", _b(h["live_peak_bytes"]), "tensors only"),
         ("managed", managed, "of the bytes alive in the fullest layer"),
         ("unmanaged", _b(h["unmanaged_bytes"]), "most at one time that fell back to malloc"),
@@ -68,7 +70,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("planning", _t(h["plan_ns"]), ""),
     ]
     if h["kind"] == "passive":  # nothing was profiled: what is not known never will be
-        rows = [row for row in rows if row[1] is not None]
+        rows = [(_WITH_A_FILE.get(row[0], row[0]), *row[1:]) for row in rows if row[1] is not None]
     return [(what, "unknown" if value is None else value, "" if value is None else note) for what, value, note in rows]
 
 
@@ -190,8 +192,8 @@ def _cards(h: dict[str, Any]) -> list[str]:
 
 def _cards_on_a_file(told: StorageFigures) -> list[str]:
     """Of a session without a plan. What is not known yet has no card."""
-    wanted, there = told.tensor_peak_bytes, told.most_pool_bytes
-    share = min(there / wanted, 1.0) if wanted else None
+    wanted, there = told.tensor_peak_bytes, told.for_tensors_bytes
+    share = there / wanted if wanted else None
     bound = f"at least {format_ns(told.bound_ns)} in this memory" if told.bound_ns else "median of the last 64"
     cap = f"of it up to {format_bytes(told.most_taken_bytes)} beside tensors"
     waits = f"{format_ns(told.wait_before_ns)} without reading ahead"
