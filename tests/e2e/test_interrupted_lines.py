@@ -24,15 +24,15 @@ def test_a_sample_of_lines_is_interrupted_and_nothing_is_left(tmp_path: Path) ->
     if (refused := obstacle("pagemap")) is not None:
         pytest.skip(f"needs tracker pagemap: {refused}")
     _, after = parts(PAGE.read_text())
-    emulated, in_a_file = interrupted(tmp_path, 20, "--tracker", "pagemap")
-    check(emulated, 20)
+    emulated, in_a_file = interrupted(tmp_path, 12, "--tracker", "pagemap")
+    check(emulated, 12)
     assert in_a_file == after
 
 
 def test_a_sample_of_lines_is_interrupted_where_slow_memory_is_a_file(tmp_path: Path, folder: Path) -> None:
     before, _ = parts(PAGE.read_text())
-    emulated, in_a_file = interrupted(tmp_path, 20, "--slow", "file", "--directory", str(folder))
-    check(in_a_file, 20)
+    emulated, in_a_file = interrupted(tmp_path, 12, "--slow", "file", "--directory", str(folder))
+    check(in_a_file, 12)
     assert emulated == before
 
 

@@ -190,7 +190,7 @@ def watched(draw: st.DrawFn) -> Trace:
 
 
 @given(watched(), st.sampled_from([1, 2, 7, 1 << 18]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_runs_say_what_single_pages_say(trace: Trace, chunk: int) -> None:
     """The profile of a step is, to the byte, that of a slow oracle that looks at each page by itself."""
     with pytest.MonkeyPatch.context() as patched:

@@ -53,7 +53,7 @@ def test_extents_as_tensors_have_the_bytes_and_accesses_of_the_profile(profile: 
 
 
 @given(ranged_profiles(), machines(), st.sampled_from(["sentinel", "sentinel-2021", "static", "lru", "interleave"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_plans_of_page_ranges_keep_the_laws(profile: Profile, machine: Machine, policy: str) -> None:
     plan = planner.plan(profile, machine, policy)
     check(plan, profile, machine)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from sentinel.core.errors import Infeasible, PlanError
@@ -24,24 +24,26 @@ from tests.three_tiers import only, three_tier_machines
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=15, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
-def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(policy, profile, machine):
-    try:
-        made = plan(profile, machine, policy)
-    except Infeasible:
-        assert policy == "all-fast"
-        return
-    check(made, profile, machine)
-    assert (made.held_bytes <= np.array([tier.capacity_bytes for tier in machine.tiers])[:, None]).all()
-    assert made.footprint_bytes == footprint_bytes(profile)
-    run = simulate(made, profile, machine, steps=2)
-    assert run.step_ns == made.predicted_step_ns
-    assert run.step_ns >= bound(profile, machine).step_ns - profile.n_layers
+def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(profile, machine):
+    least = bound(profile, machine)
+    for policy in sorted(POLICIES):
+        note(policy)
+        try:
+            made = plan(profile, machine, policy)
+        except Infeasible:
+            assert policy == "all-fast"
+            continue
+        check(made, profile, machine)
+        assert (made.held_bytes <= np.array([tier.capacity_bytes for tier in machine.tiers])[:, None]).all()
+        assert made.footprint_bytes == footprint_bytes(profile)
+        run = simulate(made, profile, machine, steps=2)
+        assert run.step_ns == made.predicted_step_ns
+        assert run.step_ns >= least.step_ns - profile.n_layers
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines(), seed=st.integers(0, 1 << 30))
 def test_no_plan_at_random_beats_the_bound_of_what_it_holds_in_each_tier(profile, machine, seed):
     rng = np.random.default_rng(seed)
@@ -59,14 +61,16 @@ def test_no_plan_at_random_beats_the_bound_of_what_it_holds_in_each_tier(profile
     assert simulate(made, profile, exact).step_ns >= bound(profile, exact).step_ns - profile.n_layers
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
 def test_a_middle_tier_never_makes_a_plan_slower_than_one_that_ignores_it(profile, machine):
-    with_it, without = plan(profile, machine), plan(profile, only(machine, 2))
+    with_it, again, without = plan(profile, machine), plan(profile, machine), plan(profile, only(machine, 2))
     assert with_it.predicted_step_ns <= without.predicted_step_ns
+    for part in ("segments", "slots", "blocks", "migrations", "details"):
+        assert getattr(with_it, part) == getattr(again, part), "the same inputs give the same plan"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines(), share=st.floats(0.0, 1.5))
 def test_a_small_last_tier_is_kept_or_refused(profile, machine, share):
     """Policies fill the tiers from the fast end; what does not fit then is refused in words, by the same law."""
@@ -75,17 +79,9 @@ def test_a_small_last_tier_is_kept_or_refused(profile, machine, share):
     try:
         made = plan(profile, tight)
     except PlanError as error:
-        assert "capacity" in str(error)
+        assert "that all tiers have" in str(error) or "capacity" in str(error)
         return
     check(made, profile, tight)
-
-
-@settings(max_examples=20, deadline=None)
-@given(profile=profiles(), machine=three_tier_machines())
-def test_the_same_inputs_give_the_same_plan_of_three_tiers(profile, machine):
-    one, other = plan(profile, machine), plan(profile, machine)
-    for part in ("segments", "slots", "blocks", "migrations", "details"):
-        assert getattr(one, part) == getattr(other, part)
 
 
 @settings(max_examples=20, deadline=None)

@@ -165,10 +165,8 @@ def _bound_in(function: Function) -> frozenset[str]:
             shared |= set(node.names)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        elif (
-            isinstance(node, ast.ExceptHandler | ast.FunctionDef | ast.ClassDef) and node is not function and node.name
-        ):
-            names.add(node.name)
+        elif isinstance(node, ast.ExceptHandler | ast.FunctionDef | ast.ClassDef) and node is not function:
+            names.add(node.name or "")
     return frozenset(names - shared - {"cls"})
 
 
