@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sentinel import files
+from sentinel.cli import compare as verb
 from sentinel.cli import main
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
@@ -253,8 +254,18 @@ def test_text_says_simulated_marks_the_knee_and_shows_refusals(
 
 
 def test_the_gap_of_a_search_stands_below_the_table_of_its_policy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In all forms, of one search: it takes seconds."""
+    search = verb._compared
+    searched: list[sweep.Comparison] = []
+
+    def once(*given: Any) -> sweep.Comparison:
+        if not searched:
+            searched.append(search(*given))
+        return searched[0]
+
+    monkeypatch.setattr(verb, "_compared", once)
     path = tmp_path / "out.html"
     more = ("--fast", "20%,50%", "--curve", "100%", "--policies", "sentinel,autotm", "--search-limit", "600")
     found = json.loads(compared(tmp_path, capsys, *more, "--json"))
