@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -256,36 +257,60 @@ def test_amounts_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 LIMITS = """
-import gc, os, resource, sys
+import gc, json, os, resource, sys
 from sentinel.core.errors import UsageError
 from sentinel.data.sample_arena import SampleArena, ArenaShape
 from sentinel.tiers.arena_place import ArenaPlace
-limit, folder = sys.argv[1:]
-shape = ArenaShape(100, 4096, 4096)
-before = sorted(os.listdir("/proc/self/fd"))
-if limit == "v":
-    held = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (held + (2 << 20),) * 2)
-elif limit == "f":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20,) * 2)
-else:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + int(folder), 4096))
-    folder = ""
-try:
-    SampleArena(shape, place=ArenaPlace(folder=folder))
-except UsageError as error:
-    print(error)
-resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
-gc.collect()
-assert sorted(os.listdir("/proc/self/fd")) == before, "a descriptor is left"
+
+def refused(limit, folder):
+    shape = ArenaShape(100, 4096, 4096)
+    before = sorted(os.listdir("/proc/self/fd"))
+    if limit == "v":
+        held = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (held + (2 << 20),) * 2)
+    elif limit == "f":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20,) * 2)
+    else:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + int(folder), 4096))
+        folder = ""
+    said = ""
+    try:
+        SampleArena(shape, place=ArenaPlace(folder=folder))
+    except UsageError as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+    gc.collect()
+    assert sorted(os.listdir("/proc/self/fd")) == before, "a descriptor is left"
+    return said
+
+def main():
+    for case in sys.argv[1:]:
+        if (pid := os.fork()) == 0:
+            print(json.dumps([case, refused(*case.split(":"))]), flush=True)
+            return
+        print(json.dumps([case, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]), flush=True)
+
+main()
 """
+LIMITED = [("f", ""), ("f", "/tmp"), ("v", ""), ("n", "0"), ("n", "1")]
 
 
-@pytest.mark.parametrize(("limit", "folder"), [("f", ""), ("f", "/tmp"), ("v", ""), ("n", "0"), ("n", "1")])
-def test_a_limit_of_the_process_is_named(limit: str, folder: str) -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", LIMITS, limit, folder], capture_output=True, text=True, timeout=LONGEST_S
-    )
-    assert told.returncode == 0, told.stderr
-    assert "of memory for samples are refused" in told.stdout
-    assert f"raise `ulimit -{limit}`" in told.stdout
+@pytest.fixture(scope="module")
+def told_of_limits() -> tuple[list[list[object]], str]:
+    """What each case says, and how the child that is limited ends; and stderr of all: one process imports for them."""
+    cases = [":".join(case) for case in LIMITED]
+    command = [sys.executable, "-c", LIMITS, *cases]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+@pytest.mark.parametrize(("limit", "folder"), LIMITED)
+def test_a_limit_of_the_process_is_named(
+    limit: str, folder: str, told_of_limits: tuple[list[list[object]], str]
+) -> None:
+    lines, errors = told_of_limits
+    case = f"{limit}:{folder}"
+    assert [case, 0] in lines, errors
+    (said,) = [each for of, each in lines if of == case and isinstance(each, str)]
+    assert "of memory for samples are refused" in said
+    assert f"raise `ulimit -{limit}`" in said
