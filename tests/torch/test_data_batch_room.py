@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -24,27 +25,37 @@ from tests.processes import LONGEST_S  # noqa: E402
 
 COUNT = 200
 SMALL = """
-import os, sys
+import functools, json, os, sys
 import torch
 import sentinel.data
 
-def large(row):
-    return torch.zeros(int(sys.argv[3])) + int(row[0])
+def large(numbers, row):
+    return torch.zeros(numbers) + int(row[0])
 
-if __name__ == "__main__":
-    collate = {"list": list, "default": None}[sys.argv[2]]
+def trained(path, collate, numbers):
+    transform = functools.partial(large, numbers)
     loader = sentinel.data.loader(
-        sys.argv[1], large, batch_size=10, memory="1MiB", unit=16, workers=2, collate_fn=collate
+        path, transform, batch_size=10, memory="1MiB", unit=16, workers=2, collate_fn=collate
     )
-    delivered = []
+    lines, delivered = [], []
     try:
         for batch in loader:
             delivered += [int(row[0]) for row in batch]
             del batch
     except sentinel.UsageError as error:
-        print(error)
-    print(len(delivered), len(set(delivered)), [name for name in os.listdir("/dev/shm") if name.startswith("torch")])
+        lines.append(str(error))
+    left = [name for name in os.listdir("/dev/shm") if name.startswith("torch")]
+    return [*lines, f"{len(delivered)} {len(set(delivered))} {left}"]
+
+if __name__ == "__main__":
+    path, *cases = sys.argv[1:]
+    for case in cases:
+        kind, numbers = case.split(":")
+        print(json.dumps(trained(path, {"list": list, "default": None}[kind], int(numbers))))
+        print("ended:", case, file=sys.stderr, flush=True)
 """
+CASES = ("default:100000", "list:100000", "default:1000")
+"""What makes batches of samples, and how many float32 a sample has."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,16 +65,24 @@ def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sentinel.data.loader_workers._END_S", LONGEST_S)  # however long the kernel takes to end one
 
 
-def in_a_small_shm(tmp_path: Path, kind: str, numbers: int) -> tuple[list[str], str]:
-    """What a program says whose /dev/shm has 1 MiB: its lines, and stderr. A sample has so many float32."""
-    path, program = rows(tmp_path, COUNT), tmp_path / "program.py"
-    program.write_text(SMALL)
+@pytest.fixture(scope="module")
+def in_a_small_shm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str], str]]:
+    """What a program says of each of the CASES whose /dev/shm has 1 MiB: its lines, and stderr."""
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True, timeout=300).returncode:
         pytest.skip("needs a mount namespace: run as root where unshare(2) is allowed")
+    folder = tmp_path_factory.mktemp("small_shm")
+    path, program = rows(folder, COUNT), folder / "program.py"
+    program.write_text(SMALL)
     script = 'mount -t tmpfs -o size=1M none /dev/shm && exec "$@"'
-    command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, str(program), path, kind, str(numbers)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LONGEST_S)
-    return done.stdout.splitlines(), done.stderr
+    command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, str(program), path, *CASES]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=LONGEST_S)
+    found: dict[str, tuple[list[str], str]] = {}
+    errors = done.stderr
+    for case, line in zip(CASES, done.stdout.splitlines(), strict=True):
+        own, errors = errors.split(f"ended: {case}\n")
+        found[case] = json.loads(line), own
+    return found
 
 
 @pytest.mark.parametrize(
@@ -82,8 +101,10 @@ def test_a_full_shm_is_known_by_what_torch_says(said: str, full: bool) -> None:
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("kind", ["default", "list"])
-def test_a_small_shm_is_named_with_what_batches_take(tmp_path: Path, kind: str) -> None:
-    (said, counted), stderr = in_a_small_shm(tmp_path, kind, 100_000)
+def test_a_small_shm_is_named_with_what_batches_take(
+    kind: str, in_a_small_shm: dict[str, tuple[list[str], str]]
+) -> None:
+    (said, counted), stderr = in_a_small_shm[f"{kind}:100000"]
     assert said.startswith("a batch found no room in shared memory: /dev/shm has 1.00 MiB, ")
     assert "up to 4 batches lie there (2 workers, prefetch_factor=2)" in said
     assert ("a batch takes 3.81 MiB, all 15.26 MiB" in said) == (kind == "default")  # else torch sends it in a thread
@@ -96,8 +117,8 @@ def test_a_small_shm_is_named_with_what_batches_take(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.needs("root")
-def test_batches_that_fit_are_delivered(tmp_path: Path) -> None:
-    (counted,), stderr = in_a_small_shm(tmp_path, "default", 1000)
+def test_batches_that_fit_are_delivered(in_a_small_shm: dict[str, tuple[list[str], str]]) -> None:
+    (counted,), stderr = in_a_small_shm["default:1000"]
     assert counted == f"{COUNT} {COUNT} []"
     assert "start again" not in stderr
 
