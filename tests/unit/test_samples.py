@@ -21,10 +21,12 @@ from sentinel.samples import (
     Epoch,
     Feed,
     JoinedRanges,
+    Layout,
     Order,
     Room,
     ShuffleQuality,
     SourceCosts,
+    Staging,
     best_unit,
     epochs_ahead,
     plan,
@@ -211,7 +213,28 @@ def test_gaps_are_read_where_another_read_costs_more() -> None:
         assert least.source_reads == whole.source_reads
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3])
+class Swept:
+    """A data set, a room of a share of it, and what is read of its second epoch in each unit, which no cost changes."""
+
+    def __init__(self, share: float) -> None:
+        self.layout = layout_of([256] * 256, 20_000 + np.random.default_rng(2).integers(0, 20_000, 256 * 256))
+        self.room_bytes = int(self.layout.nbytes * share)
+        self.orders = [permutation(self.layout.n_samples, seed) for seed in range(5, 8)]
+        self.epochs = {unit: self.second(unit) for unit in (1, 2, 4, 8, 16, 32, 64, 128, WHOLE)}
+
+    def second(self, unit: int) -> tuple[Layout, Staging]:
+        """Of chunks of so many samples."""
+        cut = self.layout.cut(unit) if unit else self.layout
+        there = Room.of(cut, self.room_bytes)
+        first = plan(cut, Order(), there, Epoch(self.orders[0], self.orders[1]))
+        return cut, plan(cut, Order(), there, Epoch(self.orders[1], self.orders[2]), first)
+
+
+@pytest.fixture(scope="module", params=[0.1, 0.3])
+def swept(request: pytest.FixtureRequest) -> Swept:
+    return Swept(request.param)
+
+
 @pytest.mark.parametrize(
     "costs",
     [
@@ -223,19 +246,11 @@ def test_gaps_are_read_where_another_read_costs_more() -> None:
         SourceCosts(3e3, 5e9),
     ],
 )
-def test_the_unit_that_is_chosen_is_near_the_best_of_a_sweep(share: float, costs: SourceCosts) -> None:
+def test_the_unit_that_is_chosen_is_near_the_best_of_a_sweep(swept: Swept, costs: SourceCosts) -> None:
     """Of all of a data set, four times what the choice looks at, with other permutations."""
-    layout = layout_of([256] * 256, 20_000 + np.random.default_rng(2).integers(0, 20_000, 256 * 256))
-    room = int(layout.nbytes * share)
-    orders = [permutation(layout.n_samples, seed) for seed in range(5, 8)]
-
-    def epoch(unit: int) -> Feed:  # of chunks of so many samples, of which what stays is read, as "auto" reads
-        cut = layout.cut(unit) if unit else layout
-        there = Room.of(cut, room)
-        first = plan(cut, Order(), there, Epoch(orders[0], orders[1]))
-        return simulate(cut, plan(cut, Order(), there, Epoch(orders[1], orders[2]), first), costs, costs.gap_bytes)
-
-    feeds = {unit: epoch(unit) for unit in (1, 2, 4, 8, 16, 32, 64, 128, WHOLE)}
+    layout, room = swept.layout, swept.room_bytes
+    # of a chunk what stays is read, as "auto" reads
+    feeds = {unit: simulate(cut, second, costs, costs.gap_bytes) for unit, (cut, second) in swept.epochs.items()}
     sweep: dict[int, float] = {unit: feed.wait_ns for unit, feed in feeds.items()}
     assert sweep[best_unit(layout, room, costs)] <= 1.1 * min(sweep.values())
     for unit, feed in feeds.items():
