@@ -219,16 +219,30 @@ threading.Thread(target=after).start()
 FAILS_MEANWHILE = IN_A_THREAD + "raise ZeroDivisionError\n"
 
 
+@pytest.fixture(scope="module")
+def trained_plainly(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What Python without Sentinel prints where `train` is the last line: the loss, and what is printed at exit."""
+    path = script(tmp_path_factory.mktemp("plain"), LOOP + "train()\n")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True, timeout=600)
+    return done.stdout
+
+
 @pytest.mark.parametrize(
-    "text",
-    [IN_A_THREAD, IN_AN_EXECUTOR, AS_PYTHON_ENDS, FAILS_MEANWHILE],
+    ("text", "begins", "code"),
+    [
+        (IN_A_THREAD, "main is over\n", 0),
+        (IN_AN_EXECUTOR, "main is over\n", 0),
+        (AS_PYTHON_ENDS, "", 0),
+        (FAILS_MEANWHILE, "main is over\n", 1),
+    ],
     ids=["thread", "executor", "as_python_ends", "fails"],
 )
-def test_what_threads_train_after_the_last_line_is_in_the_report(tmp_path: Path, text: str) -> None:
+def test_what_threads_train_after_the_last_line_is_in_the_report(
+    tmp_path: Path, text: str, begins: str, code: int, trained_plainly: str
+) -> None:
     path = script(tmp_path, LOOP + text)
-    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=600)
     done = sentinel("run", *EMULATED, "--tracker", "ops", "--report", "r.json", path, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (code, begins + trained_plainly), done.stderr
     assert "trained no step" not in done.stderr
     headline = json.loads((tmp_path / "r.json").read_text())["headline"]
     assert headline["kind"] == "emulated"
@@ -383,9 +397,8 @@ def test_an_annotated_example_is_placed_from_outside(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_is_written_when_the_script_fails(tmp_path: Path) -> None:
-    text = EXAMPLE.read_text().replace("    return losses, model", "    raise RuntimeError('late')")
-    (tmp_path / "common.py").write_text((EXAMPLE.parent / "common.py").read_text())
-    done = sentinel("run", *EMULATED, "--report", tmp_path / "r.html", script(tmp_path, text), "--steps", "4")
+    text = TRAINS.replace('tracker="ops"', "") + "raise RuntimeError('late')\n"
+    done = sentinel("run", *EMULATED, "--report", tmp_path / "r.html", script(tmp_path, text))
     assert done.returncode == 1
     assert "RuntimeError: late" in done.stderr
     assert (tmp_path / "r.html").stat().st_size > 1000
