@@ -26,9 +26,14 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def sooner(program: str) -> str:
+    """The same with smaller sizes; .ci/source-distribution runs it as it stands."""
+    return program.replace("1024", "256").replace("range(20)", "range(10)")
+
+
 def test_the_program_writes_its_report(tmp_path: Path) -> None:
     (program,) = [text for language, text in BLOCKS if language == "python"]
-    (tmp_path / "program.py").write_text(program.replace('"report.html"', '"report.json"'))
+    (tmp_path / "program.py").write_text(sooner(program).replace('"report.html"', '"report.json"'))
     done = run(tmp_path, "program.py")
     assert done.returncode == 0, done.stderr
     headline = json.loads((tmp_path / "report.json").read_text())["headline"]
@@ -41,7 +46,7 @@ def test_the_commands_follow_one_another(tmp_path: Path) -> None:
     (program,) = [text for language, text in BLOCKS if language == "python"]
     plain = re.sub(r"^ *(import sentinel|sentinel\..*|if step == 1:)\n", "", program, flags=re.M)
     plain = re.sub(r"^ *sentinel\..*\n", "", plain, flags=re.M)
-    plain = plain.replace("1024", "256").replace("range(20)", "range(10)")  # the same, sooner
+    plain = sooner(plain)
     assert "sentinel" not in plain
     (tmp_path / "package").mkdir()
     for path in ("train.py", "package/train.py"):
