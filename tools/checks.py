@@ -56,13 +56,16 @@ _KNOWN_MOVES = (
     "tests/native/test_calibrate.py",
     "tests/numa/test_calibrate_on_nodes.py",
     "tests/numa/test_engine_on_nodes.py",
-    "tests/numa/test_vm_training.py",
-    "tests/numa/test_vm_page_ranges.py",
     "tests/numa/test_ballast_on_nodes.py",
     "tests/numa/test_vm_compare.py",
 )
-_PLANS = tuple(
-    f"tests/numa/test_{name}_on_nodes.py" for name in ("shapes", "changed_layers", "refined", "huge_pages", "samples")
+_PLANS = (
+    "tests/numa/test_vm_training.py",
+    "tests/numa/test_vm_page_ranges.py",
+    *(
+        f"tests/numa/test_{name}_on_nodes.py"
+        for name in ("shapes", "changed_layers", "refined", "huge_pages", "samples")
+    ),
 )
 # These take memory, nodes and system calls away, or import torch in a process of their own: each has a machine to
 # itself.

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.needs("two nodes", "root", "torch", "native"), pytest.mark.slow]
+
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
+from tests.numa import vm_page_ranges  # noqa: E402
 
 
-@pytest.mark.needs("two nodes", "root", "torch", "native")
-@pytest.mark.slow
 def test_hot_ranges_are_on_the_fast_node_and_cold_ones_on_the_slow_one() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.numa.vm_page_ranges"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=850,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = vm_page_ranges.told()
     if told["tracker"] == "ops":
         pytest.skip("needs a page tracker on this kernel: see `sentinel doctor`")
     assert told["same_losses"]

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.needs("two nodes", "root", "torch", "native"),
+    pytest.mark.slow,
+    pytest.mark.usefixtures("one_plan"),
+]
+
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
+from tests.numa import vm_training  # noqa: E402
 
 
-@pytest.mark.needs("two nodes", "root", "torch", "native")
-@pytest.mark.slow
-def test_training_is_bit_identical_and_every_page_that_moved_is_accounted_for() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-m", "tests.numa.vm_training"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=850,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "training goes on" not in done.stderr  # what within a step was warned of, and raises nothing there
-    assert "the report" not in done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+def test_training_is_bit_identical_and_every_page_that_moved_is_accounted_for(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told = vm_training.told()
+    said = capfd.readouterr().err
+    assert "training goes on" not in said  # what within a step was warned of, and raises nothing there
+    assert "the report" not in said
     assert told["same_losses"]
     assert told["same_parameters"]
     assert told["learned"]
