@@ -45,7 +45,7 @@ def pages_on(node: int) -> int:
 
 
 def test_two_shapes_that_take_turns_have_a_plan_each() -> None:
-    sizes = [32, 32, *[32, 512] * 6]
+    sizes = [32, 32, *[32, 128] * 6]
 
     def trained(ours: dict[str, str] | None):  # type: ignore[no-untyped-def]
         torch.manual_seed(0)
@@ -66,7 +66,7 @@ def test_two_shapes_that_take_turns_have_a_plan_each() -> None:
 
 def test_a_session_that_ends_while_it_rests_moves_what_is_away_and_nothing_else() -> None:
     """The larger shape came twice, and the next step was to be recorded for it: then the job ends."""
-    sizes = [32] * 6 + [512, 32, 512, 32]
+    sizes = [32] * 6 + [128, 32, 128, 32]
     away: list[int] = []
 
     torch.manual_seed(0)
