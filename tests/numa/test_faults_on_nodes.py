@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -28,7 +29,7 @@ from sentinel.migration.witness import MigrationWitness  # noqa: E402
 from sentinel.system import native  # noqa: E402
 from tests.numa.training import STEPS, WIDTH, arenas, failed, same, stock, train  # noqa: E402
 from tests.processes import until  # noqa: E402
-from tests.training import fork_in_each_forward, total  # noqa: E402
+from tests.training import Trained, fork_in_each_forward, total  # noqa: E402
 
 MOVE_PAGES = 279
 
@@ -112,10 +113,16 @@ def by_workers() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield from loader
 
 
+@cache
+def stock_by_workers() -> Trained:
+    """What stock PyTorch makes of `by_workers`."""
+    return train(by_workers, ours=False)
+
+
 def test_workers_forked_again_every_epoch() -> None:
     """Writes of the parent to pages that workers share bring them back to fast memory; they are demoted again."""
     ours = train(by_workers, ours=True)
-    run = same(train(by_workers, ours=False), ours)
+    run = same(stock_by_workers(), ours)
     assert not failed(run)
     assert run.counters.kernel_placed_pages > 0
     assert ours.told("copy-on-write after a fork")
@@ -126,7 +133,7 @@ def test_workers_forked_again_every_epoch() -> None:
 def test_pages_that_workers_share_wait_without_the_right_to_move_them() -> None:
     with faults.without_the_right_to_move_shared_pages():
         ours = train(by_workers, ours=True)
-    run = same(train(by_workers, ours=False), ours)
+    run = same(stock_by_workers(), ours)
     assert failed(run) == {errno.EACCES}
     assert run.counters.stayed["EACCES"] > 0
     assert ours.told("Permission denied")
@@ -177,7 +184,7 @@ def test_the_witness_counts_what_the_engine_claims() -> None:
         witness.stop()
 
     ours = train(by_workers, ours=True, fault=watched, at=1, until=STEPS)
-    run = same(train(by_workers, ours=False), ours)
+    run = same(stock_by_workers(), ours)
     assert int(run.migrations["step"].min()) == 0  # no row is missing
     claimed = int(run.migrations["moved_bytes"].sum()) // vm_calls.PAGE
     by_reason = seen[0].pages_by_reason()
