@@ -72,6 +72,8 @@ _PLANS = (
 _FAULTS = ("tests/numa/test_faults_on_nodes.py",)
 _OFFLINE = ("tests/numa/test_offline_on_nodes.py",)
 _PROOF = ("tests/numa/test_prove_on_nodes.py",)
+# Their long tests have a machine each, too.
+LONG_ON_NODES = {"a proof": _PROOF, "GPT-2 and a loader": ("tests/numa/test_samples_on_nodes.py",)}
 OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py", "tests/ebpf/test_other_kernels.py")
 IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE, *_PROOF)
 
@@ -214,12 +216,12 @@ def long_jobs() -> list[Job]:
     """Tests that are marked long, one after the other: they take more memory and processes than others. Those that
     need two nodes then run in a machine that has them. And a third build of the native library's own tests."""
     chosen = (*LONGER, "--durations=0", "-rA", *LONG)
-    others = [f"--ignore={file}" for file in _PROOF]
+    others = [f"--ignore={file}" for files in LONG_ON_NODES.values() for file in files]
     command = (*PYTEST, *chosen, "--no-skips", INSTALLED, *others)
     return [
         Job("long tests", "long", command, {"SENTINEL_NUMA_VM": "1"}),
         Job("native tests without optimisation", "long", ("make", "native-test", "NATIVE_BUILDS=Debug")),
-        _on_two_nodes("a proof", _PROOF, chosen=chosen, lane="long"),
+        *(_on_two_nodes(name, files, chosen=chosen, lane="long") for name, files in LONG_ON_NODES.items()),
     ]
 
 

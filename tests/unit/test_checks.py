@@ -22,6 +22,12 @@ def test_every_file_about_two_nodes_is_run_in_a_machine() -> None:
     assert {name for name in left if f'"{name}"' not in by_test_vm} == set()
 
 
+def test_every_file_with_long_tests_about_two_nodes_is_run_in_a_machine() -> None:
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "tests/numa").glob("test_*.py")}
+    found = {name for name, text in texts.items() if "mark.long" in text and '"two nodes"' in text}
+    assert found == {file for files in checks.LONG_ON_NODES.values() for file in files}
+
+
 def test_every_job_runs_something_that_is_there() -> None:
     for job in (*checks.jobs(), *checks.long_jobs()):
         for word in job.command:
