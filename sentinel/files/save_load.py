@@ -35,7 +35,7 @@ def load(path: PathLike) -> Noun:
         if head.lstrip()[:1] == b"{":
             if nbytes > documents.MAX_BYTES:
                 over = f"{format_bytes(nbytes - documents.MAX_BYTES)} more than the {format_bytes(documents.MAX_BYTES)}"
-                raise FormatError(path, "file", f"is JSON of {over} that are read at most")
+                raise FormatError(path, "file", f"is JSON, {over} that are read; give a file that `sentinel` wrote")
             noun = documents.parse(path, read_exactly(file, nbytes, path))
         elif nbytes > 9 and head[8:] == b"{":
             noun = containers.parse(path, file, nbytes)
