@@ -249,7 +249,7 @@ def _about_full(told: StorageFigures, tier: FileTier) -> str:
     if tier.bound is not None and enough << 20 > tier.bound.nbytes:  # it would be refused
         here = f"at the start, {tier.bound.why}: enough for {format_bytes(tier.bound.nbytes)}"
         more = f"file:{tier.folder}={enough}MiB would do, but {here}; {tier.bound.remedy}"
-    elif enough << 20 > told.file_bytes + (free := _free_beside(tier)):
+    elif told.file_full and enough << 20 > told.file_bytes + (free := _free_beside(tier)):  # else nobody is told
         more = f"{enough} MiB would do, and its disk has {format_bytes(free)} more; name a directory on another disk"
     return (
         f"The file in {tier.folder}, of {format_bytes(told.file_bytes)}, is full, so new tensors took memory beyond the"

@@ -168,9 +168,9 @@ class TrainingJob:
 
     def a_parameter_was_replaced(self, memory: ManagedMemory) -> bool:
         """As above, of the next few parameters of all optimizers in turn: `param.data = other` replaces one."""
-        params = [param for each in self.optimizers for group in each.param_groups for param in group["params"]]
-        self._turn = self._turn + FIRST if self._turn + FIRST < len(params) else 0
-        few = params[self._turn : self._turn + FIRST]
+        params = (param for each in self.optimizers for group in each.param_groups for param in group["params"])
+        few = list(islice(params, self._turn, self._turn + FIRST))
+        self._turn = self._turn + FIRST if few else 0
         return any(not memory.contains(at) and at not in self._unmoved for at in _large(few))
 
     def _holders(self) -> list[nn.Module | Optimizer]:
