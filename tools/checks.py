@@ -53,7 +53,6 @@ INSTALLED = (
 # again.
 _KNOWN_MOVES = (
     "tests/contract/test_tiers.py",
-    "tests/native/test_calibrate.py",
     "tests/numa/test_calibrate_on_nodes.py",
     "tests/numa/test_engine_on_nodes.py",
     "tests/numa/test_ballast_on_nodes.py",
@@ -73,7 +72,11 @@ _FAULTS = ("tests/numa/test_faults_on_nodes.py",)
 _OFFLINE = ("tests/numa/test_offline_on_nodes.py",)
 _PROOF = ("tests/numa/test_prove_on_nodes.py",)
 # Their long tests have a machine each, too.
-LONG_ON_NODES = {"a proof": _PROOF, "GPT-2 and a loader": ("tests/numa/test_samples_on_nodes.py",)}
+LONG_ON_NODES = {
+    "a proof": _PROOF,
+    "GPT-2 and a loader": ("tests/numa/test_samples_on_nodes.py",),
+    "all placements": ("tests/numa/test_vm_compare.py",),
+}
 OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py", "tests/ebpf/test_other_kernels.py")
 IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE, *_PROOF)
 

@@ -108,18 +108,6 @@ def test_this_host_is_calibrated_part_by_part(made: list[mmap.mmap]) -> None:
     assert machine.tiers[1].read_bytes_per_s == PRESETS["cxl-asic-x8"].read_bytes_per_s
 
 
-@pytest.mark.needs("two nodes")
-def test_two_nodes_are_measured_and_moved_between() -> None:
-    host = topology()
-    asked = plan_measurements(host, threads=[1], nbytes=4 * MIB, quick=True)
-    found = calibrate(asked, lambda part, parts, what: None)
-    pairs = {(move.source, move.target) for move in found.moves}
-    assert pairs == {(host.fast, other) for other in asked.others} | {(other, host.fast) for other in asked.others}
-    assert all(figure.median > 0 for move in found.moves for figure in move.rates.values())
-    machine = machine_of(found, host)
-    assert all(part.measured for part in (*machine.tiers, *machine.links))
-
-
 def test_bytes_and_moves_beside_compute_are_counted_and_all_is_given_back(
     made: list[mmap.mmap], monkeypatch: pytest.MonkeyPatch
 ) -> None:

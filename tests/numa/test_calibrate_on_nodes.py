@@ -23,18 +23,27 @@ def _calibrate(*words: str) -> int:
     return main(["calibrate", "--quick", "--size", "4MiB", "--threads", "1", *words])
 
 
-def test_a_calibration_gives_a_machine_of_this_hosts_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "machine.json"
-    assert _calibrate("--json", "-o", str(file)) == 0
-    told, host, machine = json.loads(capsys.readouterr().out), topology(), load_machine(file)
-    assert [tier.node for tier in machine.tiers] == [host.fast, *host.slower]
-    assert all(part.measured for part in (*machine.tiers, *machine.links))
-    assert machine.decided_by in ("hmat", "measurement") or told["conditions"]["emulated"]
+def test_a_calibration_gives_a_machine_of_this_hosts_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibration, "cache_folder", lambda: tmp_path)
+    assert _calibrate("--json") == 0
+    said = capsys.readouterr()
+    told, host = json.loads(said.out), topology()
+    machine = told["machine"]
+    assert [tier["node"] for tier in machine["tiers"]] == [host.fast, *host.slower]
+    assert all(part["measured"] for part in (*machine["tiers"], *machine["links"]))
+    assert machine["decided_by"] in ("hmat", "measurement") or told["conditions"]["emulated"]
     pairs = {(move["source"], move["target"], move["page_bytes"]) for move in told["moves"]}
     for slow in host.slower:
         assert {(host.fast, slow, 4096), (slow, host.fast, 4096)} <= pairs
     for move in told["moves"]:
         assert all(0 < rate["lowest"] <= rate["highest"] for rate in move["rates"].values())
+    if processor.is_emulated():
+        assert told["conditions"]["emulated"] is True
+        assert "not kept for plans" in said.err
+        assert not any(tier.measured for tier in machine_for("auto").tiers)
+    assert any(tmp_path.glob("*")) is not processor.is_emulated()
 
 
 def test_auto_takes_the_slower_node_and_says_who_decided() -> None:
@@ -80,16 +89,3 @@ def _moved_pages() -> int:
     """What the kernel has counted."""
     (line,) = [x for x in Path("/proc/vmstat").read_text().splitlines() if x.startswith("pgmigrate_success ")]
     return int(line.split()[1])
-
-
-@pytest.mark.skipif(not processor.is_emulated(), reason="its processor is real: see the test above")
-def test_what_an_emulated_machine_gives_is_labelled_and_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(calibration, "cache_folder", lambda: tmp_path)
-    assert _calibrate() == 0
-    told = capsys.readouterr()
-    assert "note: emulated machine: these are not memory's speeds" in told.out
-    assert "not kept for plans" in told.err
-    assert list(tmp_path.iterdir()) == []
-    assert not any(tier.measured for tier in machine_for("auto").tiers)
