@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 IMPORTED = ("torch", "torch._dynamo", "torch.utils.data", "numpy", "highspy", "pandas")
 """By scripts, by their first optimizer, by plans, by reports."""
@@ -103,6 +104,8 @@ def _begin(request: dict[str, Any], path: list[str]) -> ModuleType:
         stream = open(descriptor, "w" if descriptor else "r", 1 if descriptor == 2 else -1, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
     random.seed()
     np.random.seed()
     sys.modules["the server of this process"] = sys.modules["__main__"]

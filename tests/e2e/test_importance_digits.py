@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 pytestmark = [pytest.mark.needs("torch", "scikit-learn"), pytest.mark.slow]
 
@@ -17,14 +18,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def _printed(tmp_path: Path, *command: str) -> str:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, *command],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout

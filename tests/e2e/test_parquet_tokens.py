@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 pytestmark = pytest.mark.needs("torch", "pyarrow")
 
@@ -17,13 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_the_losses_are_the_same_with_any_memory(tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(ROOT / "examples" / "08_parquet_tokens.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "the same bit for bit" in done.stdout

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
@@ -21,9 +23,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    return warm.run([sys.executable, *words], cwd=folder, env=environment)
 
 
 def sooner(program: str) -> str:

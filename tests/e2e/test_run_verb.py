@@ -15,6 +15,7 @@ import pytest
 
 from sentinel.cli import main
 from sentinel.system import progress
+from tests import warm
 from tests.processes import LONGEST_S, started
 from tests.trace_processor import TraceProcessor
 from tests.trace_sums import require_same_sums, tables_of
@@ -27,10 +28,9 @@ EMULATED = ("--fast", "20%", "--slow", "emulated:cxl-asic-x8")
 
 
 def sentinel(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """The command line in a fresh process."""
+    """The command line in a process of its own."""
     command = [sys.executable, "-m", "sentinel", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    return warm.run(command, cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def script(folder: Path, text: str) -> Path:

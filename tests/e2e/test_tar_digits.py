@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 pytestmark = [pytest.mark.needs("torch", "scikit-learn"), pytest.mark.slow]
 
@@ -15,13 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_losses(tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(ROOT / "examples" / "07_tar_digits.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "killed after step" in done.stdout
