@@ -48,9 +48,9 @@ INSTALLED = (
     "static C++ runtime,cmake,native,browser,clang,libbpf,numa_vm:"
 )
 
-# One machine, and one process in it, for files that do not disturb one another: to boot one takes 13 s of a CPU, to
-# import torch there 64 s, and what it imports for the first optimizer another 100 s. What test_vm.py runs in machines of
-# its own (test_vm_nodes.py, test_vm_witness.py) is not run again.
+# One machine, and one process in it, for files that do not disturb one another: to boot one takes 13 s of a CPU, and to
+# import torch there 64 s. What test_vm.py runs in machines of its own (test_vm_nodes.py, test_vm_witness.py) is not run
+# again.
 _KNOWN_MOVES = (
     "tests/contract/test_tiers.py",
     "tests/numa/test_calibrate_on_nodes.py",
@@ -58,16 +58,18 @@ _KNOWN_MOVES = (
     "tests/numa/test_ballast_on_nodes.py",
     "tests/numa/test_vm_compare.py",
 )
-# What takes memory, nodes and system calls away comes last.
-_TRAINING = (
+_PLANS = (
     "tests/numa/test_vm_training.py",
     "tests/numa/test_vm_page_ranges.py",
     *(
         f"tests/numa/test_{name}_on_nodes.py"
-        for name in ("shapes", "changed_layers", "refined", "huge_pages", "samples", "faults", "offline")
+        for name in ("shapes", "changed_layers", "refined", "huge_pages", "samples")
     ),
 )
-# Has a machine to itself.
+# These take memory, nodes and system calls away, or import torch in a process of their own: each has a machine to
+# itself.
+_FAULTS = ("tests/numa/test_faults_on_nodes.py",)
+_OFFLINE = ("tests/numa/test_offline_on_nodes.py",)
 _PROOF = ("tests/numa/test_prove_on_nodes.py",)
 # Their long tests have a machine each, too.
 LONG_ON_NODES = {
@@ -76,7 +78,7 @@ LONG_ON_NODES = {
     "all placements": ("tests/numa/test_vm_compare.py",),
 }
 OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py", "tests/ebpf/test_other_kernels.py")
-IN_MACHINES = (*_KNOWN_MOVES, *_TRAINING, *_PROOF)
+IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE, *_PROOF)
 
 
 # Builds in which the native library's own tests run each time: one without optimisation is a long job.
@@ -181,7 +183,7 @@ def _on_two_nodes(
     chosen: Sequence[str] = (*LONGER, *NOT_LONG, "-q"),
     lane: str = "machines",
 ) -> Job:
-    options = ("--kernel", "6.12", "--memory", "1G,1G", "--timeout", "3600", *shape)
+    options = ("--kernel", "6.12", "--memory", "1G,1G", "--timeout", "2400", *shape)
     inside = (*PYTEST, *chosen, "--no-skips", f"{INSTALLED},nodes,root")
     machine = ("tools/numa_vm/run", *options, "--", *inside)
     return Job(f"two real nodes, emulated: {name}", lane, (*machine, *files), alone=machine)
@@ -206,8 +208,10 @@ def jobs() -> list[Job]:
             {"SENTINEL_NUMA_VM": "1"},
             alone=here,
         ),
-        _on_two_nodes("training", _TRAINING, "--removable"),
+        _on_two_nodes("plans", _PLANS),
         _on_two_nodes("known moves", _KNOWN_MOVES),
+        _on_two_nodes("faults", _FAULTS),
+        _on_two_nodes("a node that goes", _OFFLINE, "--removable"),
     ]
 
 
