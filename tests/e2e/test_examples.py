@@ -24,13 +24,13 @@ EXAMPLES = sorted((ROOT / "examples").glob("0[1-6]*.py"))
 PROGRAM = Path(__file__).parent / "programs" / "train_example.py"
 STEPS = 8
 SLOW = "emulated:cxl-asic-x8"
-LONGEST = ("02_resnet", "06_mobilenet")
-"""Networks of convolutions: test_newcomer.py and test_bit_identity.py train others."""
+LONGEST = ("01_gpt2", "02_resnet", "05_dcgan", "06_mobilenet")
+"""A GPT-2 and networks of convolutions: test_newcomer.py and test_bit_identity.py train smaller ones."""
 QUICK = [path for path in EXAMPLES if path.stem not in LONGEST]
 
 
 def train(folder: Path, *examples: Path, slow: str, fast: str = "20%") -> dict[str, tuple[dict[str, Any], ...]]:
-    """Example -> (losses and parameters, headline) of STEPS steps, all in a fresh process with two threads."""
+    """Name -> (losses and parameters, headline) of STEPS steps, all in a fresh process with two threads."""
     import torch
 
     done = subprocess.run(
@@ -59,9 +59,34 @@ def stock(*examples: Path) -> dict[str, Any]:
         return {name: found for name, (found, _) in train(Path(folder), *examples, slow="stock").items()}
 
 
+def side_by_side(example: Path) -> list[Path]:
+    """What is trained in one process, which imports torch once: all but the longest."""
+    return [example] if example.stem in LONGEST else QUICK
+
+
 def stock_of(example: Path) -> Any:
-    """All but the longest are trained in one process: it imports torch once."""
-    return stock(*([example] if example.stem in LONGEST else QUICK))[example.stem]
+    return stock(*side_by_side(example))[example.stem]
+
+
+@functools.cache
+def placed(*examples: Path) -> dict[str, tuple[dict[str, Any], ...]]:
+    """What each comes to with Sentinel."""
+    with tempfile.TemporaryDirectory() as folder:
+        return train(Path(folder), *examples, slow=SLOW)
+
+
+LSTM, DLRM = (ROOT / "examples" / f"{name}.py" for name in ("03_lstm", "04_dlrm"))
+
+
+@functools.cache
+def stock_again() -> tuple[Any, Any]:
+    """Of a second process: one with another seed, and one as before."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (other := folder / "other.py").write_text(LSTM.read_text().replace("manual_seed(0)", "manual_seed(1)"))
+        (folder / "common.py").write_text((ROOT / "examples" / "common.py").read_text())
+        found = train(folder, other, DLRM, slow="stock")
+    return found["other"][0], found[DLRM.stem][0]
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -86,35 +111,30 @@ def test_there_are_six_examples_that_place_tensors() -> None:
     "example",
     [pytest.param(path, marks=[pytest.mark.long] * (path.stem in LONGEST), id=path.stem) for path in EXAMPLES],
 )
-def test_training_is_bit_identical(example: Path, tmp_path: Path) -> None:
+def test_training_is_bit_identical(example: Path) -> None:
     plain = stock_of(example)
-    placed, headline = train(tmp_path, example, slow=SLOW)[example.stem]
+    ours, headline = placed(*side_by_side(example))[example.stem]
 
     assert len(plain["losses"]) == STEPS
     assert len(set(plain["losses"])) == STEPS, "a loss that stands still proves nothing"
-    assert differing(plain, placed) == []
+    assert differing(plain, ours) == []
     assert headline["kind"] == "emulated"
     assert headline["slow"] == SLOW
     assert headline["migrated_bytes_per_step"] > 0 or example.stem != "01_gpt2"
     assert 0 < headline["fast_peak_bytes"] <= headline["fast_capacity_bytes"] < headline["peak_bytes"]
 
 
-def test_another_seed_is_seen_as_different(tmp_path: Path) -> None:
+def test_another_seed_is_seen_as_different() -> None:
     """Negative control: the comparison can fail."""
-    example = next(path for path in EXAMPLES if "lstm" in path.name)
-    other = tmp_path / "other.py"
-    other.write_text(example.read_text().replace("manual_seed(0)", "manual_seed(1)"))
-    (tmp_path / "common.py").write_text((ROOT / "examples" / "common.py").read_text())
-    seeded, _ = train(tmp_path, other, slow="stock")["other"]
-    assert "loss 0" in differing(stock_of(example), seeded)
-    assert "head.weight" in differing(stock_of(example), seeded)
+    seeded, _ = stock_again()
+    assert "loss 0" in differing(stock_of(LSTM), seeded)
+    assert "head.weight" in differing(stock_of(LSTM), seeded)
 
 
-def test_two_stock_runs_are_identical(tmp_path: Path) -> None:
+def test_two_stock_runs_are_identical() -> None:
     """Without this, bit-identity would be luck."""
-    example = next(path for path in EXAMPLES if "dlrm" in path.name)
-    again, _ = train(tmp_path, example, slow="stock")[example.stem]
-    assert differing(stock_of(example), again) == []
+    _, again = stock_again()
+    assert differing(stock_of(DLRM), again) == []
 
 
 @pytest.mark.long  # .ci/demo trains it too, and fails where a bit differs; smaller ones are in test_passive.py

@@ -29,6 +29,7 @@ def main(folder: str, steps: str, fast: str, slow: str, *examples: str) -> None:
             import sentinel
 
             headline = sentinel.report().headline
+            sentinel.stop()
         Path(f"{out}.json").write_text(json.dumps(headline))
 
 
