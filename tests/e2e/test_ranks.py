@@ -75,12 +75,13 @@ def managed_share(report: dict[str, Any], *roles: str) -> float:
     return sum(nbytes for nbytes, managed in rows if managed) / sum(nbytes for nbytes, _ in rows)
 
 
+@pytest.mark.long  # a script that places, below, trains as "view"; "ddp" differs in whose memory gradients have
 @pytest.mark.parametrize(
     ("kind", "ranks"),
     [
-        pytest.param("ddp", 2, marks=pytest.mark.long),  # as "view", but for whose memory gradients have
+        ("ddp", 2),
         ("view", 2),
-        pytest.param("ddp", 4, marks=pytest.mark.long),
+        ("ddp", 4),
     ],
 )
 def test_parameters_and_gradients_of_ddp_are_placed_and_bits_are_stock(kind: str, ranks: int, tmp_path: Path) -> None:
@@ -88,14 +89,19 @@ def test_parameters_and_gradients_of_ddp_are_placed_and_bits_are_stock(kind: str
     done = launched(ranks, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == stock(ranks, kind, "16")
-    for report in reports(tmp_path, ranks):
+    require_parameters_and_gradients(tmp_path, ranks)
+    over_all = json.loads((tmp_path / "r.json").read_text())
+    assert over_all["headline"]["ranks_ended"] == over_all["headline"]["ranks"] == ranks
+    assert over_all["headline"]["kind"] == "emulated"
+
+
+def require_parameters_and_gradients(folder: Path, ranks: int) -> None:
+    """They are in managed memory, buckets of DDP among them."""
+    for report in reports(folder, ranks):
         assert managed_share(report, "param", "grad") >= 0.95
         assert report["headline"]["migrated_bytes_per_step"] > 0
         names = report["frames"]["tensors"]["tensor"]
         assert any(name.startswith("bucket.") for name in names), names
-    over_all = json.loads((tmp_path / "r.json").read_text())
-    assert over_all["headline"]["ranks_ended"] == over_all["headline"]["ranks"] == ranks
-    assert over_all["headline"]["kind"] == "emulated"
 
 
 def test_ranks_of_unlike_need_share_the_budget_of_their_node(tmp_path: Path) -> None:
@@ -189,7 +195,10 @@ def test_a_rank_that_is_killed_leaves_the_report_of_the_other_and_a_row_that_say
     assert states[1].startswith("died")
 
 
-@pytest.mark.parametrize("kind", ["spawn", pytest.param("lightning", marks=pytest.mark.needs("pytorch-lightning"))])
+LIGHTNING = pytest.param("lightning", marks=[pytest.mark.needs("pytorch-lightning"), pytest.mark.long])
+
+
+@pytest.mark.parametrize("kind", ["spawn", LIGHTNING])
 def test_ranks_that_no_launcher_tells_of_write_their_own_reports_and_share_the_budget(
     kind: str, tmp_path: Path
 ) -> None:
@@ -221,7 +230,7 @@ def outside_of_the_plan(profile: Path) -> int:
     [  # of all bytes, those outside of the plan
         ("sharded", 2, 0.3),
         pytest.param("hook", 2, 0.15, marks=pytest.mark.long),
-        ("plain", 1, 0.001),
+        pytest.param("plain", 1, 0.001, marks=pytest.mark.long),  # one process: test_outside_plan.py
     ],
 )
 def test_fast_memory_of_all_counts_what_no_plan_has(kind: str, ranks: int, least: float, tmp_path: Path) -> None:
@@ -262,13 +271,14 @@ def in_a_shell(command: str, folder: Path, **more: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.long  # a refusal that names a command is below, and of the page such a command is run
 @pytest.mark.parametrize(
     "launcher",
     [
         "-m torch.distributed.run --standalone --nproc-per-node=2",
         pytest.param(
             "accelerate launch --multi_gpu --num_processes 2 --main_process_port 0",
-            marks=[pytest.mark.needs("accelerate"), pytest.mark.long],
+            marks=pytest.mark.needs("accelerate"),
         ),
     ],
 )
@@ -329,10 +339,13 @@ def test_a_script_that_places_is_launched_as_ever_and_around_the_launcher_sentin
     (command,) = re.findall(r"launched as usual: `(torchrun [^`]+)`", text)
     shutil.copy(PROGRAM, tmp_path / "ranks.py")
     (tmp_path / "train.py").write_text(PLACES)
-    done = in_a_shell(f"{command.replace('torchrun', 'torchrun --standalone')} ddp 16", tmp_path)
+    done = in_a_shell(f"{command.replace('torchrun', 'torchrun --standalone')} view 16", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == stock(2, "ddp", "16")
+    assert sorted(done.stdout.splitlines()) == stock(2, "view", "16")
     require_a_report_of_all(tmp_path, "r")
+    require_parameters_and_gradients(tmp_path, 2)
+    over_all = json.loads((tmp_path / "r.json").read_text())["headline"]
+    assert (over_all["ranks"], over_all["ranks_ended"], over_all["kind"]) == (2, 2, "emulated")
 
 
 PLACES = f"""
