@@ -18,21 +18,26 @@ pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "interrupts.md"
 SEED = 9
+SAMPLES = [5, pytest.param(12, marks=pytest.mark.long)]
 
 
-def test_a_sample_of_lines_is_interrupted_and_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_sample_of_lines_is_interrupted_and_nothing_is_left(tmp_path: Path, sample: int) -> None:
     if (refused := obstacle("pagemap")) is not None:
         pytest.skip(f"needs tracker pagemap: {refused}")
     _, after = parts(PAGE.read_text())
-    emulated, in_a_file = interrupted(tmp_path, 12, "--tracker", "pagemap")
-    check(emulated, 12)
+    emulated, in_a_file = interrupted(tmp_path, sample, "--tracker", "pagemap")
+    check(emulated, sample)
     assert in_a_file == after
 
 
-def test_a_sample_of_lines_is_interrupted_where_slow_memory_is_a_file(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_sample_of_lines_is_interrupted_where_slow_memory_is_a_file(
+    tmp_path: Path, folder: Path, sample: int
+) -> None:
     before, _ = parts(PAGE.read_text())
-    emulated, in_a_file = interrupted(tmp_path, 12, "--slow", "file", "--directory", str(folder))
-    check(in_a_file, 12)
+    emulated, in_a_file = interrupted(tmp_path, sample, "--slow", "file", "--directory", str(folder))
+    check(in_a_file, sample)
     assert emulated == before
 
 
