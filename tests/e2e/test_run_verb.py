@@ -112,7 +112,7 @@ def test_the_timeline_of_a_run_has_the_sums_of_its_report_in_perfetto(
     require_same_sums(trace_processor.read(tmp_path / "x.trace"), tables, "emulated")
 
 
-@pytest.mark.parametrize("words", [(), ("--auto",)])
+@pytest.mark.parametrize("words", [(), pytest.param(("--auto",), marks=pytest.mark.long)])  # as without the word
 def test_a_script_without_a_training_loop_is_told_what_was_looked_for(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = sentinel("run", *words, "--report", "r.html", script(tmp_path, "print('done')"), cwd=tmp_path)
     assert done.returncode == 0
@@ -230,7 +230,7 @@ def trained_plainly(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("text", "begins", "code"),
     [
-        (IN_A_THREAD, "main is over\n", 0),
+        pytest.param(IN_A_THREAD, "main is over\n", 0, marks=pytest.mark.long),  # and one that fails besides: below
         (IN_AN_EXECUTOR, "main is over\n", 0),
         (AS_PYTHON_ENDS, "", 0),
         (FAILS_MEANWHILE, "main is over\n", 1),
