@@ -27,6 +27,7 @@ def run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # ranks that read less with one plan: test_data_peers.py; each as a process: test_data_page_runs.py
 @pytest.mark.needs("redis-server")
 def test_training_is_the_same_and_chunks_are_read_less_often(tmp_path: Path) -> None:
     done = run(tmp_path)
