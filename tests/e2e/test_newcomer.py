@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +36,8 @@ NEEDS = {
     "gpt2": ("transformers",),
 }
 """Script -> libraries that it imports."""
+LONGER = ("trainer", "accelerated")
+"""Loops of libraries: Lightning's is trained below, and these, by a callback and by a `with`, in test_callbacks.py."""
 EMULATED = ("--fast", "20%", "--slow", "emulated:cxl-asic-x8")
 WITHOUT_FLAGS = {"SENTINEL_SLOW": "emulated:cxl-asic-x8", "SENTINEL_REPORT": "r.json"}
 """In the environment, so that the command is `sentinel run --fast 20% x.py` and no more: on a host with one node the
@@ -105,13 +109,19 @@ def missing(name: str) -> list[str]:
     return [f"{library}: {remedy}" for library in NEEDS[name] if (remedy := PROBES[library]())]
 
 
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each script prints without Sentinel, all in one process: it imports torch once."""
+def stock(name: str) -> str:
+    """What a script prints without Sentinel."""
+    others = [each for each in NEEDS if each not in LONGER and not missing(each)]
+    return _stock(*([name] if name in LONGER else others))[name]
+
+
+@functools.cache
+def _stock(*names: str) -> dict[str, str]:
+    """Of several in one process: it imports torch once."""
     text = "import runpy, sys\npaths, sys.argv[1:] = sys.argv[1:], []\n"
     text += "for path in paths: print('==', path); runpy.run_path(path, None, '__main__')"
-    paths = [str(SCRIPTS / f"{name}.py") for name in NEEDS if not missing(name)]
-    done = python("-c", text, *paths, cwd=tmp_path_factory.mktemp("stock"))
+    with tempfile.TemporaryDirectory() as folder:
+        done = python("-c", text, *(SCRIPTS / f"{name}.py" for name in names), cwd=Path(folder))
     assert done.returncode == 0, done.stderr
     parts = re.split(r"^== (.*)\n", done.stdout, flags=re.M)[1:]
     return {Path(path).stem: printed for path, printed in zip(parts[::2], parts[1::2], strict=True)}
@@ -119,19 +129,18 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "name",
-    [  # that of Lightning is trained below, with nothing set
-        pytest.param(name, marks=[pytest.mark.long] * (name == "lightning_module")) for name in NEEDS
+    [  # the last two are trained below: with nothing set, and with nothing said
+        pytest.param(name, marks=[pytest.mark.long] * (name in (*LONGER, "lightning_module", "mixed_precision")))
+        for name in NEEDS
     ],
 )
-def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(
-    name: str, stock: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(name: str, tmp_path: Path) -> None:
     """Losses, validations and parameters are printed to the last bit; stdout has not a word of ours."""
     if lacking := missing(name):
         pytest.skip(f"needs {', '.join(lacking)}")
     done = by_the_command_alone(SCRIPTS / f"{name}.py", cwd=tmp_path, **WITHOUT_FLAGS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == stock[name]
+    assert done.stdout == stock(name)
     lines = without_progress(done.stderr)
     said = [line.removeprefix("sentinel: ") for line in lines if line.startswith("sentinel: ")]
     for begins in (
@@ -153,15 +162,13 @@ def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(
     "name",
     ["lightning_module", *(pytest.param(name, marks=pytest.mark.long) for name in ("cnn", "trainer", "resumed"))],
 )
-def test_with_nothing_set_a_script_trains_as_ever_and_the_plan_is_reported(
-    name: str, stock: dict[str, str], tmp_path: Path
-) -> None:
+def test_with_nothing_set_a_script_trains_as_ever_and_the_plan_is_reported(name: str, tmp_path: Path) -> None:
     """On a host with one node it is simulated; on one with two it is applied."""
     if lacking := missing(name):
         pytest.skip(f"needs {', '.join(lacking)}")
     done = by_the_command_alone(SCRIPTS / f"{name}.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == stock[name]
+    assert done.stdout == stock(name)
     assert without_progress(done.stderr)[-1] == "sentinel: report  sentinel-report.html"
     require_figures_of_a_plan(done.stderr, (tmp_path / "sentinel-report.html").read_text())
 
@@ -263,26 +270,27 @@ def test_a_launcher_is_refused_before_it_starts_anything(tmp_path: Path) -> None
 def test_quiet_says_nothing(tmp_path: Path) -> None:
     done = python("-m", "sentinel", "run", "--quiet", *EMULATED, SCRIPTS / "mixed_precision.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == stock("mixed_precision")
     assert (tmp_path / "sentinel-report.html").exists()
 
 
-def test_a_dry_run_prints_the_curve_and_stops(stock: dict[str, str], tmp_path: Path) -> None:
-    words = ("--dry-run", *EMULATED, "--save-profile", "p.safetensors", SCRIPTS / "gpt2.py")
+def test_a_dry_run_prints_the_curve_and_stops(tmp_path: Path) -> None:
+    words = ("--dry-run", *EMULATED, "--save-profile", "p.safetensors", SCRIPTS / "resumed.py")
     done = python("-m", "sentinel", "run", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
     assert 3 <= len(printed) < 8
-    assert stock["gpt2"].startswith(done.stdout)
+    assert stock("resumed").startswith(done.stdout)
     assert "How much fast memory?" in done.stderr
     assert "You are here: 20%" in done.stderr
     assert "the plan is applied" not in done.stderr
     assert files.load_profile(tmp_path / "p.safetensors").n_layers > 4
 
 
-def test_so_many_steps_are_trained_and_no_more(stock: dict[str, str], tmp_path: Path) -> None:
-    done = python("-m", "sentinel", "run", "--steps", "6", *EMULATED, SCRIPTS / "gpt2.py", cwd=tmp_path)
+def test_so_many_steps_are_trained_and_no_more(tmp_path: Path) -> None:
+    done = python("-m", "sentinel", "run", "--steps", "6", *EMULATED, SCRIPTS / "resumed.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == stock["gpt2"].splitlines()[:5]  # the sixth had not printed its loss yet
+    assert done.stdout.splitlines() == stock("resumed").splitlines()[:5]  # the sixth had not printed its loss yet
     assert "How much fast memory?" in done.stderr
 
 
@@ -377,6 +385,7 @@ def test_sigterm_as_the_first_report_is_drawn_leaves_a_whole_one(tmp_path: Path)
     assert json.loads((tmp_path / "r.json").read_text())["headline"]["steps"] > 0
 
 
+@pytest.mark.long  # as SIGKILL, after which nothing is cleaned up either
 def test_an_exit_that_skips_all_cleaning_up_leaves_profile_and_plan(tmp_path: Path) -> None:
     done = subprocess.run(endless(tmp_path, "exit"), cwd=tmp_path, env=ENVIRONMENT, check=False, timeout=600)
     assert done.returncode == 9
