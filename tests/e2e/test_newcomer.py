@@ -18,6 +18,7 @@ import pytest
 
 from sentinel import files
 from sentinel.core.units import parse_bytes
+from tests import warm
 from tests.capabilities import PROBES
 from tests.processes import LONGEST_S, started, until, without_progress
 
@@ -51,9 +52,8 @@ PAGE_BYTES = 4096
 
 
 def python(*words: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """In a fresh process; what it prints on stdout and stderr apart. `more`: variables."""
-    command, settings = [sys.executable, *map(str, words)], {**ENVIRONMENT, **more}
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=1500, check=False)
+    """In a process of its own; what it prints on stdout and stderr apart. `more`: variables."""
+    return warm.run([sys.executable, *words], cwd=cwd, env={**ENVIRONMENT, **more}, timeout=1500)
 
 
 def by_the_command_alone(*script: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
