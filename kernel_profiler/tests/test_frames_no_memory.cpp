@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr uint32_t kFrames = 8, kGranules = 16;  // half of them are away
+constexpr uint32_t kFrames = 6, kGranules = 12;  // half of them are away
 
 sn_frames *frames;
 uint64_t base;
