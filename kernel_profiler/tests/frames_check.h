@@ -99,6 +99,18 @@ UNSANITIZED inline bool marks_hold(uint64_t base, uint64_t granules, uint64_t sa
   return true;
 }
 
+// What some tests move is whole pages, gigabytes of them in all: a word at each end of a page tells what it holds.
+UNSANITIZED inline void fill_ends(void *bytes, uint64_t nbytes, uint8_t value) {
+  for (uint64_t at = reinterpret_cast<uintptr_t>(bytes), end = at + nbytes; at < end; at += kPage)
+    *word(at, 0, 0) = *word(at, 0, kPage / 8 - 1) = word_of(value);
+}
+
+UNSANITIZED inline bool ends_hold(const void *bytes, uint64_t nbytes, uint8_t value) {
+  for (uint64_t at = reinterpret_cast<uintptr_t>(bytes), end = at + nbytes; at < end; at += kPage)
+    if (*word(at, 0, 0) != word_of(value) || *word(at, 0, kPage / 8 - 1) != word_of(value)) return false;
+  return true;
+}
+
 // KiB of memory in [begin, end) that is this process's alone, by the kernel's own account. Page by page: in smaps a mapping
 // that other threads join to another one meanwhile may be counted twice.
 inline uint64_t anonymous_kib(uint64_t begin, uint64_t end) {

@@ -34,18 +34,6 @@ sn_framed_ahead ahead() {
   return now;
 }
 
-// What these tests move is whole pages, gigabytes of them in all: a word at each end of a page tells what it holds.
-UNSANITIZED void fill_ends(void *bytes, uint64_t nbytes, uint8_t value) {
-  for (uint64_t at = reinterpret_cast<uintptr_t>(bytes), end = at + nbytes; at < end; at += kPage)
-    *word(at, 0, 0) = *word(at, 0, kPage / 8 - 1) = word_of(value);
-}
-
-UNSANITIZED bool ends_hold(const void *bytes, uint64_t nbytes, uint8_t value) {
-  for (uint64_t at = reinterpret_cast<uintptr_t>(bytes), end = at + nbytes; at < end; at += kPage)
-    if (*word(at, 0, 0) != word_of(value) || *word(at, 0, kPage / 8 - 1) != word_of(value)) return false;
-  return true;
-}
-
 // A tensor of whole granules, each of whose pages has the same at its ends.
 struct Tensor {
   uint8_t *bytes;

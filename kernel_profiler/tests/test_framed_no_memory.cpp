@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr uint32_t kFrames = 8, kTensors = 14;
+constexpr uint32_t kFrames = 8, kTensors = 10;
 constexpr long kMostAllocations = 40;  // that an operator makes
 constexpr long kNone = -1;             // none fails
 
@@ -17,12 +17,12 @@ sn_framed_counters told() {
   return now;
 }
 
-// A tensor of one granule, each of whose bytes is the same.
+// A tensor of one granule, each of whose pages has the same at its ends.
 struct Tensor {
   void *bytes;
   uint8_t value;
 
-  bool there() const { return holds(bytes, kGranule, value); }
+  bool there() const { return ends_hold(bytes, kGranule, value); }
 };
 
 void frames_are_taken_or_left() {
@@ -90,7 +90,7 @@ void use(Tensor &tensor, bool writes, long nth, bool onwards) {
   fail_no_more();
   CHECK(found == 0 || found == 2);
   CHECK(tensor.there());
-  if (writes) fill(tensor.bytes, kGranule, ++tensor.value);
+  if (writes) fill_ends(tensor.bytes, kGranule, ++tensor.value);
   if (found == 2) sn_framed_ran();
 }
 
@@ -99,7 +99,7 @@ void operators_run_without_memory() {
   std::vector<Tensor> tensors;
   for (uint32_t i = 0; i < kTensors; i++) {
     tensors.push_back({sn_allocate(kGranule), static_cast<uint8_t>(i)});
-    fill(tensors.back().bytes, kGranule, tensors.back().value);
+    fill_ends(tensors.back().bytes, kGranule, tensors.back().value);
   }
   const auto step = [&](long nth, bool onwards) {
     if (nth != kNone) fail_from(nth, onwards);
@@ -130,7 +130,7 @@ void operators_run_without_memory() {
 // What an operator's operands are is not known without memory for a list: they come page by page, and that is counted.
 void an_operator_without_memory_is_counted() {
   Tensor tensor = {sn_allocate(kGranule), 9};
-  fill(tensor.bytes, kGranule, tensor.value);
+  fill_ends(tensor.bytes, kGranule, tensor.value);
   const uint64_t failed = told().failed;
   use(tensor, false, 1, false);
   CHECK(told().failed == failed + 1 && told().failure == ENOMEM);
