@@ -95,7 +95,7 @@ void a_fork_does_not_wait_for_what_is_read_ahead() {
   std::vector<uint8_t *> tensors;
   for (uint32_t i = 0; i < kTensors; i++) {
     tensors.push_back(static_cast<uint8_t *>(sn_allocate(kGranule)));
-    memset(tensors[i], static_cast<int>(i), kGranule);
+    fill_ends(tensors[i], kGranule, static_cast<uint8_t>(i));
   }
   sn_framed_ahead told;
   const auto under_way = [&] {
@@ -106,7 +106,7 @@ void a_fork_does_not_wait_for_what_is_read_ahead() {
     const sn_framed_operand operand = {reinterpret_cast<uintptr_t>(tensors[i]), kGranule, SN_READS, 0};
     const int found = sn_framed_need(&operand, 1, "aten::test");
     while (slowly && under_way() != 0) usleep(100);
-    CHECK(holds(tensors[i], kGranule, static_cast<int>(i)));
+    CHECK(ends_hold(tensors[i], kGranule, static_cast<uint8_t>(i)));
     if (found == 2) sn_framed_ran();
   };
   const auto step = [&] {
@@ -129,7 +129,7 @@ void a_fork_does_not_wait_for_what_is_read_ahead() {
   const pid_t pid = fork();
   if (pid == 0) {
     bool fine = true;
-    for (uint32_t i = 0; i < kTensors; i++) fine = fine && holds(tensors[i], kGranule, static_cast<int>(i));
+    for (uint32_t i = 0; i < kTensors; i++) fine = fine && ends_hold(tensors[i], kGranule, static_cast<uint8_t>(i));
     _exit(fine ? 0 : 1);
   }
   const uint32_t read = reads;
