@@ -114,7 +114,7 @@ class Stage:
         assert not self.moves.blocks
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tiers_of_birth, st.integers(4, 11), deeds)
 def test_accounts_are_the_sum_of_blocks(born_in: list[int], fast_mib: int, done: list[tuple[str, object]]) -> None:
     stage = Stage(born_in, fast_mib * MIB)

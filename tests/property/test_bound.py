@@ -23,7 +23,7 @@ from tests.builders import GB, MIB, machines, make_machine, make_profile, param,
 pytestmark = pytest.mark.slow
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(profile=profiles(), machine=machines(), seed=st.integers(0, 1 << 30))
 def test_no_plan_at_random_beats_the_bound_of_the_memory_it_holds(profile, machine, seed):
     rng = np.random.default_rng(seed)

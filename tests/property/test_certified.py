@@ -49,7 +49,7 @@ def optimum(program):
     return solver.getInfo().objective_function_value, np.array(solver.getSolution().row_dual)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=38, deadline=None)
 @given(
     profile=profiles(),
     machine=machines(),
@@ -103,7 +103,7 @@ def test_the_planners_own_prices_prove_nearly_all_and_say_how_much_is_open(mib):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(profile=profiles(), machine=machines())
 def test_who_holds_room_on_one_side_only_is_never_slower(profile, machine):
     assert exchange_bound(profile, machine).step_ns <= bound(profile, machine).step_ns * 1.0001 + 1

@@ -41,14 +41,14 @@ def spans_by_block(plan: Plan) -> list[tuple[int, ...]]:
     return rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sound())
 def test_spans_are_those_of_each_block(made: tuple[Plan, Profile]) -> None:
     plan, _ = made
     assert plan.spans.tolist() == spans_by_block(plan)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(sound())
 def test_uses_add_up_to_the_accesses(made: tuple[Plan, Profile]) -> None:
     plan, profile = made

@@ -22,7 +22,7 @@ from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machi
 pytestmark = pytest.mark.needs("native")
 
 SLOW = 40 * GB  # so that injected delays stay short
-FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def walk(running: Running, layers: list[int]) -> None:

@@ -20,7 +20,7 @@ COUNTED = ("touched_bytes", "read_bytes", "written_bytes")
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_bytes_and_accesses_are_conserved(data: st.DataObject) -> None:
     whole = data.draw(profiles())
     profile = cut_extents(whole, data.draw(ranges_of(whole)))
@@ -43,7 +43,7 @@ def test_bytes_and_accesses_are_conserved(data: st.DataObject) -> None:
 
 
 @given(ranged_profiles())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_extents_as_tensors_have_the_bytes_and_accesses_of_the_profile(profile: Profile) -> None:
     apart = extents_as_tensors(profile)
     assert not apart.is_cut
@@ -53,7 +53,7 @@ def test_extents_as_tensors_have_the_bytes_and_accesses_of_the_profile(profile: 
 
 
 @given(ranged_profiles(), machines(), st.sampled_from(["sentinel", "sentinel-2021", "static", "lru", "interleave"]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_plans_of_page_ranges_keep_the_laws(profile: Profile, machine: Machine, policy: str) -> None:
     plan = planner.plan(profile, machine, policy)
     check(plan, profile, machine)
@@ -74,7 +74,7 @@ def test_plans_of_page_ranges_keep_the_laws(profile: Profile, machine: Machine, 
 
 
 @given(ranged_profiles(), machines(), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_blocks_hold_each_lasting_extent_once(profile: Profile, machine: Machine, whole_tensors: bool) -> None:
     """A plan of whole tensors or of ranges, seen through the extents of the profile."""
     plan = planner.plan(profile, machine, "first-touch", whole_tensors=whole_tensors)
@@ -87,7 +87,7 @@ def test_blocks_hold_each_lasting_extent_once(profile: Profile, machine: Machine
 
 
 @given(profiles(), machines())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_without_ranges_a_plan_is_what_the_policy_says(profile: Profile, machine: Machine) -> None:
     one = planner.plan(profile, machine, "first-touch")
     other = planner.plan(profile, machine, "first-touch", whole_tensors=True)

@@ -36,7 +36,11 @@ from tests.builders import make_profile, param, persistent_plan, profiles, range
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SHOWN = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
 """Of a machine, whose texts are printed as they are."""
-SCRATCH = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SCRATCH = settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def same(a: Any, b: Any) -> bool:

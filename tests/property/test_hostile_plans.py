@@ -68,7 +68,7 @@ def _write(path: Path, body: Any) -> None:
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(changes)
 def test_a_hostile_field_is_refused_or_does_no_harm(tmp_path: Path, change: tuple[Path_, Any]) -> None:

@@ -50,7 +50,7 @@ ROOM_BYTES = 4 << 30
 """More address space than this is more than a file of some kilobytes may take."""
 # The same ones in each run: what one finds is a matter of the code, not of the run.
 many = settings(
-    max_examples=150,
+    max_examples=75,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
