@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.migration.frozen_objects import all_objects, thawed
+from tests import warm
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -57,7 +57,7 @@ assert expected and managed == expected, (managed, expected)
 @pytest.mark.parametrize("threads", [False, True], ids=["alone", "beside another thread"])
 def test_what_was_frozen_is_managed(threads: bool) -> None:
     script = SCRIPT.replace("{threads}", str(threads))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = warm.run([sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import LONGEST_S
+from tests import warm
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -121,17 +120,7 @@ def same_as_without(folder: Path, text: str) -> str:
     """Asserts that the script prints the same under `sentinel run`, which applies a plan; returns what that reports."""
     script = folder / "train.py"
     script.write_text(text)
-    plain, ours = (
-        subprocess.run(
-            [sys.executable, *words, str(script)],
-            cwd=folder,
-            env=HERE,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_S,
-        )
-        for words in ((), EMULATED)
-    )
+    plain, ours = (warm.run([sys.executable, *words, str(script)], cwd=folder, env=HERE) for words in ((), EMULATED))
     assert plain.returncode == 0, plain.stderr
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout == plain.stdout
