@@ -142,7 +142,7 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("places", [5, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("places", [5, pytest.param(12, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FAILING)
 def test_a_call_that_fails_at_any_place_loses_nothing(name: str, places: int, scratch: Path) -> None:
     """One call of a training, in each of `places` trainings another one."""

@@ -24,6 +24,8 @@ LEAST_BYTES = 1024
 QUICK = ("plain",)
 """Cases of `make test`, beside all of them with pages watched; the others take as long again."""
 FEW = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+FIRST = ("plain", "unknown_optimizer", "exception_in_step")
+"""Cases whose first step is profiled, in which the optimizer makes its state; of the others that is long."""
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +83,11 @@ def _assert_same(stock: tuple[Any, ...], ours: tuple[Any, ...]) -> None:
         assert (a == b).all() if hasattr(a, "all") else a == b
 
 
-@pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("profile_at", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    ("name", "profile_at"),
+    [pytest.param(name, 0, marks=pytest.mark.slow if name in FIRST else pytest.mark.long) for name in CASES]
+    + [pytest.param(name, 2, marks=() if name in QUICK else pytest.mark.slow) for name in CASES],
+)
 def test_training_is_bit_identical_at_a_fifth_of_fast_memory(name: str, profile_at: int) -> None:
     stock = _stock(name)
     ours = _train(name, profile_at=profile_at, fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")

@@ -316,7 +316,8 @@ def test_a_reader_that_hangs_is_not_waited_for_for_ever(tars: list[str], monkeyp
     assert got == torchs(0, 0)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+# Spawned workers are children of the trainer as forked ones are, and import torch each: those of a server are not.
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long), "forkserver"])
 def test_workers_end_with_a_trainer_that_is_killed_though_nobody_reads_what_they_send(
     tars: list[str], tmp_path: Path, method: str
 ) -> None:

@@ -77,8 +77,16 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+# Workers with a share have all that either of them could leave.
+@pytest.mark.parametrize(
+    ("workers", "share"),
+    [
+        (0, False),
+        pytest.param(0, True, marks=pytest.mark.long),
+        pytest.param(2, False, marks=pytest.mark.long),
+        (2, True),
+    ],
+)
 def test_ctrl_c_leaves_nothing(tmp_path: Path, share: bool, workers: int) -> None:
     """Of the loader, while the process goes on: no descriptor, child or thread, and no name in /dev/shm. As on a
     terminal, the signal comes to workers too. It comes after 1 batch, and to the next loader after 40."""
