@@ -342,7 +342,7 @@ def test_a_block_that_arrives_after_the_steps_end_may_leave_again(due: int, brok
     assert bool(refused_by_oracle(made, None)) == bool(refused_by_check(made, None)) == broken
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_changed_plan_is_refused_by_both_or_by_none(data):
     plan, profile = data.draw(sound())

@@ -74,7 +74,7 @@ def oracle(line: Timeline, steps: int) -> list[tuple[int, int]]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(line=timelines())
 def test_the_event_loop_does_what_the_oracle_does_ns_by_ns(line: Timeline) -> None:
     steps = MAX_WARM_STEPS + 3

@@ -48,7 +48,7 @@ def arcs(draw: st.DrawFn) -> tuple[list[Arc], int]:
     return [(unit * random.randint(1, 6), start, start + random.randint(1, widest)) for start in starts], period
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(arcs(), st.booleans())
 def test_packing_in_rounds_is_packing_one_by_one(given_: tuple[list[Arc], int], aligned: bool) -> None:
     made, period = given_

@@ -17,7 +17,7 @@ from tests.builders import machines, profiles, ranged_profiles
 pytestmark = pytest.mark.slow
 
 POLICIES = ("sentinel", "sentinel-2021", "best-static", "interleave", "lru")
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 patterns = st.lists(st.sampled_from([f"p{i}" for i in range(10)]), max_size=4, unique=True)
 
 
