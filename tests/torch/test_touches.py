@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.executed.touches import LINE_BYTES, Touches  # noqa: E402
+from tests import warm  # noqa: E402
 
 
 def fast_below(limit: int) -> object:
@@ -166,7 +166,7 @@ def test_two_at_once_are_refused() -> None:
 
 
 def test_other_threads_are_not_watched_and_a_forked_child_counts_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run([sys.executable, "-c", _FORKS])
     assert done.returncode == 0, done.stderr
 
 
