@@ -15,7 +15,7 @@ from sentinel.planner import bound, needs_windows, plan, profile_window_bound_ns
 from sentinel.simulator import simulate
 from tests.builders import MIB, act, machines, make_machine, make_profile, param, profiles, ranged_profiles
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 
 
 def not_in_place(machine: Machine) -> Machine:

@@ -16,7 +16,7 @@ from sentinel.reports.forms import as_json
 from sentinel.simulator import simulate
 from tests.builders import machines, profiles
 
-QUICK = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("policy", ["sentinel", "first-touch"])

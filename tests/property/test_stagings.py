@@ -52,7 +52,7 @@ def stagings(layout, order, room, permutations, later=0):
 
 
 @given(cases(), st.sampled_from(KINDS), st.integers(1, 3), st.booleans(), st.integers(0, 2))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_staging_can_be_carried_out_within_its_room(case, kind, world, drop_last, later) -> None:
     layout, room, permutations = case
     for rank in range(world):
@@ -75,7 +75,7 @@ def test_a_staging_can_be_carried_out_within_its_room(case, kind, world, drop_la
 
 
 @given(cases(), st.sampled_from(KINDS), st.integers(1, 4), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_each_sample_is_delivered_once_an_epoch_over_all_ranks(case, kind, world, drop_last) -> None:
     layout, room, permutations = case
     n = layout.n_samples
@@ -100,7 +100,7 @@ def test_each_sample_is_delivered_once_an_epoch_over_all_ranks(case, kind, world
 
 
 @given(cases(), st.sampled_from(KINDS), st.integers(1, 3), st.integers(1, 3), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_an_epoch_goes_on_with_any_number_of_ranks_and_any_room(case, kind, world, later, data) -> None:
     layout, room, permutations = case
     try:
@@ -124,7 +124,7 @@ def test_an_epoch_goes_on_with_any_number_of_ranks_and_any_room(case, kind, worl
 
 
 @given(cases(), st.sampled_from(KINDS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_same_arguments_give_the_same_staging_and_the_epoch_before_changes_no_order(case, kind) -> None:
     layout, room, permutations = case
     try:
@@ -139,7 +139,7 @@ def test_the_same_arguments_give_the_same_staging_and_the_epoch_before_changes_n
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_exact_order_reads_what_its_policy_says(case) -> None:
     """Over all epochs: a miss reads its chunk and begins a window; what is used in it stays, and nothing else."""
     layout, room, permutations = case
@@ -202,7 +202,7 @@ def test_windows_end_where_a_read_and_its_memory_cost_least_for_each_position() 
     st.integers(0, 1000),
     st.integers(1, 5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_redirect_follows_its_policy(layout, seed, group) -> None:
     pages = int(layout.sample_nbytes.sum())
     room = Room(max(-(-pages // group), int(np.add.reduceat(layout.sample_nbytes, layout.first_sample[:-1]).max())), 1)
@@ -255,7 +255,7 @@ def _redirect(layout, chunks, requests, group):
 
 
 @given(layouts(), st.integers(0, 1000), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_windowed_order_reads_each_chunk_once(layout, seed, data) -> None:
     try:
         staging = stage_windowed(

@@ -38,13 +38,13 @@ def instants_by_layer(profile: Profile) -> list[list[int]]:
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profiles())
 def test_instants_are_those_found_layer_by_layer(profile: Profile) -> None:
     assert instants(profile).tolist() == instants_by_layer(profile)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_shares_are_rounded_unit_by_unit(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
