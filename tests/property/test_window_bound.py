@@ -165,7 +165,7 @@ def _with(held: tuple[int, ...], granule: int, state: int) -> tuple[int, ...]:
     return (*held[:granule], state, *held[granule + 1 :])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(steps(3, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 2))
 def test_no_execution_is_faster(uses: GranuleUses, frames: int, read: int, write: int) -> None:
     least = Machine(uses, frames, read, write).least_step()
@@ -187,7 +187,7 @@ def test_it_is_the_least_step_where_all_is_needed_anew() -> None:
 # ---- larger ones ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps(24, 8), st.integers(2, 6), st.integers(1, 9), st.integers(1, 9))
 def test_reading_ahead_is_no_faster(uses: GranuleUses, frames: int, read: int, write: int) -> None:
     disk = rates(read, write)
@@ -197,7 +197,7 @@ def test_reading_ahead_is_no_faster(uses: GranuleUses, frames: int, read: int, w
     assert done.waited_ns == done.step_ns - uses.compute_ns.sum()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps(12, 6))
 def test_contents_are_those_of_a_step_after_the_other(uses: GranuleUses) -> None:
     """Against a walk over six steps, seen in the third one."""
