@@ -28,6 +28,7 @@ from sentinel.session.passive import PassiveSession  # noqa: E402
 from sentinel.system import scratch_disk  # noqa: E402
 from sentinel.tiers.file_tier import FileTier, FramedTensors  # noqa: E402
 from sentinel.tiers.frames import Frames  # noqa: E402
+from tests import warm  # noqa: E402
 from tests.processes import LONGEST_S, started  # noqa: E402
 from tests.torch.test_passive import begin, frames_of  # noqa: E402
 
@@ -234,7 +235,7 @@ def test_a_script_runs_under_a_budget_whatever_it_asks_for(folder: Path, tmp_pat
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "sentinel", "run", "--fast", "32MiB", "--slow", f"file:{folder}=1GiB", str(script)]
-    done = subprocess.run(command, cwd=tmp_path, env=HERE, capture_output=True, text=True, timeout=600)
+    done = warm.run(command, cwd=tmp_path, env=HERE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "trained\n"
     assert "read from the file" in done.stderr
@@ -246,7 +247,7 @@ def test_a_script_that_begins_a_session_runs_under_a_budget_that_is_configured(f
     script.write_text(SCRIPT)
     configured = {**HERE, "SENTINEL_FAST": "32MiB", "SENTINEL_SLOW": f"file:{folder}=1GiB"}
     command = [sys.executable, "-m", "sentinel", "run", str(script)]
-    done = subprocess.run(command, cwd=tmp_path, env=configured, capture_output=True, text=True, timeout=600)
+    done = warm.run(command, cwd=tmp_path, env=configured)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "trained\n"
     assert "read from the file" in done.stderr
@@ -257,7 +258,7 @@ def test_a_script_runs_under_a_cap(folder: Path, tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "sentinel", "run", "--cap", "4GiB", "--fast", "32MiB", str(script)]
     environment = {**HERE, scratch_disk.NAMED: str(folder)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = warm.run(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert f"file:auto is {folder}" in done.stderr
     assert done.stdout == "trained\n"
@@ -268,7 +269,7 @@ def test_a_quiet_run_says_nothing_that_is_not_wrong(folder: Path, tmp_path: Path
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "sentinel", "run", "--quiet", "--cap", "4GiB", "--fast", "32MiB", "train.py"]
     environment = {**HERE, scratch_disk.NAMED: str(folder)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = warm.run(command, cwd=tmp_path, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
     assert (tmp_path / "sentinel-report.html").exists()
 
