@@ -63,14 +63,19 @@ def stock_of(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 
 QUICK = ("workers_fork",)
 """Of the cases, those that are not only run before a change lands."""
-OTHER_DRAWS = ("whatever_comes_second", "whatever_comes_third")
-"""As whatever comes first, with other random numbers."""
+LONG = (
+    "whatever_comes_second",  # as the first, with other random numbers
+    "whatever_comes_third",
+    "saved_in_mid_step",  # as saved_and_loaded, and what reads in mid-step is read_by_a_thread
+    "fused_steps_beyond_the_budget",  # one such operator, and what calls it for each tensor, have tests below
+    "averaged_by_a_thread",  # as read_by_a_thread and written_by_stores
+)
 
 
 def marks_of(case: str) -> tuple[pytest.MarkDecorator, ...]:
     if case in QUICK:
         return ()
-    return (pytest.mark.slow, pytest.mark.long) if case in OTHER_DRAWS else (pytest.mark.slow,)
+    return (pytest.mark.slow, pytest.mark.long) if case in LONG else (pytest.mark.slow,)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in sorted(cases.CASES)])
