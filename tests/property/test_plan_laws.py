@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 MAY_CHOOSE = ("sentinel", "sentinel-2021", "next-use", "capuchin", "lru", "autotm", "first-touch")
 FOR_GOOD = ("static", "weighted-interleave", "interleave", "first-touch")
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20, deadline=None)
 
 
 @few
@@ -66,7 +66,7 @@ def test_with_the_whole_footprint_nothing_moves_and_nothing_is_slow(profile, mac
     assert run.layers["slow_ns"].sum() == run.layers["stall_ns"].sum() == 0
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(profile=profiles(), machine=machines())
 def test_more_fast_memory_is_never_predicted_to_be_slower(profile, machine):
     whole = footprint_bytes(profile)
@@ -114,7 +114,7 @@ def test_a_slow_tier_that_cannot_be_addressed_is_never_used_in_place(profile, ma
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(profile=profiles(), machine=machines())
 def test_where_slow_memory_cannot_be_used_in_place_each_policy_keeps_to_it_or_is_refused_by_name(
     policy, profile, machine
@@ -132,7 +132,7 @@ def test_where_slow_memory_cannot_be_used_in_place_each_policy_keeps_to_it_or_is
     check(made, profile, barred)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(profile=profiles(), machine=machines(), rival=st.sampled_from(FOR_GOOD))
 def test_pages_dealt_out_for_good_are_not_faster_than_the_default_policy(profile, machine, rival):
     """Tensors larger than fast memory are common here: part of one may be fast."""
