@@ -24,7 +24,7 @@ from tests.three_tiers import only, three_tier_machines
 pytestmark = pytest.mark.slow
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
 def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(profile, machine):
     least = bound(profile, machine)
@@ -43,7 +43,7 @@ def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(profile, m
         assert run.step_ns >= least.step_ns - profile.n_layers
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=38, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines(), seed=st.integers(0, 1 << 30))
 def test_no_plan_at_random_beats_the_bound_of_what_it_holds_in_each_tier(profile, machine, seed):
     rng = np.random.default_rng(seed)
