@@ -61,7 +61,7 @@ def test_no_plan_at_random_beats_the_bound_of_what_it_holds_in_each_tier(profile
     assert simulate(made, profile, exact).step_ns >= bound(profile, exact).step_ns - profile.n_layers
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
 def test_a_middle_tier_never_makes_a_plan_slower_than_one_that_ignores_it(profile, machine):
     with_it, again, without = plan(profile, machine), plan(profile, machine), plan(profile, only(machine, 2))
@@ -70,7 +70,7 @@ def test_a_middle_tier_never_makes_a_plan_slower_than_one_that_ignores_it(profil
         assert getattr(with_it, part) == getattr(again, part), "the same inputs give the same plan"
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines(), share=st.floats(0.0, 1.5))
 def test_a_small_last_tier_is_kept_or_refused(profile, machine, share):
     """Policies fill the tiers from the fast end; what does not fit then is refused in words, by the same law."""
@@ -84,7 +84,7 @@ def test_a_small_last_tier_is_kept_or_refused(profile, machine, share):
     check(made, profile, tight)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines(), middle=st.booleans())
 def test_a_tier_that_cannot_be_addressed_is_never_used_in_place(profile, machine, middle):
     barred = 1 if middle else 2

@@ -122,7 +122,7 @@ def workers_fork() -> dict:
 
     def batches() -> Iterator[torch.Tensor]:
         for step in range(STEPS):
-            loader = DataLoader(data, batch_size=512, num_workers=2, multiprocessing_context="fork")
+            loader = DataLoader(data, batch_size=len(target), num_workers=2, multiprocessing_context="fork")
             for number, (batch,) in enumerate(loader):
                 if number == step:
                     yield batch
@@ -159,14 +159,14 @@ def an_array_grows() -> dict:
             look()
             next(model.parameters()).detach().abs()
 
-    return train(lambda: mlp(4), between)
+    return train(lambda: mlp(4, 512), between)
 
 
 def whatever_comes(seed: int) -> dict:
     """Ten steps, of shapes that change now and then, with validation, forked children and weights that are written by
     hand in between, while a thread reads."""
     draw = random.Random(seed)
-    model, inputs, target = mlp(6)
+    model, inputs, target = mlp(6, 512)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses: list[float] = []
     done, strange = threading.Event(), []

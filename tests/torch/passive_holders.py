@@ -213,7 +213,7 @@ def trained_on_after_the_end() -> dict:
 def aliases_outlive_their_model() -> dict:
     """Arrays share the memory of weights, gradients and moments, are read and written in each step, and stay when their
     model is gone and another one trains."""
-    first, inputs, target = mlp(4)
+    first, inputs, target = mlp(4, 512)
     kept: list[np.ndarray] = []
     seen: list[Any] = []
 
@@ -229,7 +229,7 @@ def aliases_outlive_their_model() -> dict:
     others = list(kept)
     del first
     before = [float(array.sum(dtype=np.float64)) for array in others]
-    second, inputs, target = mlp(4)
+    second, inputs, target = mlp(4, 512)
     optimizer = torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step, batch in enumerate(inputs):

@@ -12,10 +12,13 @@ from torch import nn
 STEPS = 5
 
 
-def mlp(layers: int = 8) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Parameters, gradients and the state of AdamW take 16 MiB a layer."""
+def mlp(layers: int = 8, rows: int = 256) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Parameters, gradients and the state of AdamW take 16 MiB a layer, what it keeps for backward 1 MiB.
+
+    Fewer rows would be too small for frames. More of them take longer to compute, and no more of a layer moves.
+    """
     model = nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(1024, 1024), nn.GELU())])
-    return model, torch.randn(STEPS, 512, 1024), torch.randn(512, 1024)
+    return model, torch.randn(STEPS, rows, 1024), torch.randn(rows, 1024)
 
 
 class Gpt(nn.Module):
@@ -34,7 +37,7 @@ class Gpt(nn.Module):
 
 
 def gpt() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(4096, (STEPS, 4, 128))
+    tokens = torch.randint(4096, (STEPS, 2, 128))
     return Gpt(), tokens, tokens[0].roll(-1, 1)
 
 

@@ -288,7 +288,7 @@ class Writers:
 
 @pytest.mark.slow
 def test_no_update_is_lost_while_profiling_starts() -> None:
-    for _ in range(10):
+    for _ in range(5):
         model = Written()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         writers = Writers(model)

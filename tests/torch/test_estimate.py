@@ -38,6 +38,7 @@ from sentinel.profiler.estimate.schema_accesses import describe
 from sentinel.profiler.estimate.time_model import measured_flops_per_s, timed
 from sentinel.runtime import RUNTIME
 from sentinel.tiers import machine_for
+from tests import warm
 from tests.builders import GB, MIB, make_machine
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -326,14 +327,10 @@ def test_a_model_and_inputs_are_enough() -> None:
 
 
 def verb(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-m", "sentinel", *words],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
+from tests import warm
 from tests.processes import started
 
 pytestmark = [pytest.mark.needs("torch", "compiler", "native"), pytest.mark.slow]
@@ -26,8 +27,7 @@ def command_of(case: str, folder: Path, library: Path) -> list[str]:
 
 
 def run(case: str, folder: Path, library: Path) -> subprocess.CompletedProcess[str]:
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 600}
-    return subprocess.run(command_of(case, folder, library), cwd=ROOT, env=HERE, check=False, **options)
+    return warm.run(command_of(case, folder, library), cwd=ROOT, env=HERE)
 
 
 @pytest.mark.parametrize("case", ["plain", "with_a_name"])

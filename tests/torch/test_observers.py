@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from sentinel.executed.stock import StockSession
 from sentinel.runtime import RUNTIME
 from sentinel.session import Overrides, current, set_overrides
 from sentinel.session.state import Over
+from tests import warm
 from tests.torch.bit_identity_cases import ASKED, Job, job
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -212,14 +212,10 @@ def test_the_program_on_the_page_says_what_it_sees(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-it-works.md").read_text()
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "program.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()

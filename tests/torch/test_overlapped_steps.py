@@ -7,7 +7,6 @@ import gc
 import io
 import json
 import pickle
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from sentinel.session.overlapped_steps import MOST_OF_OTHERS, OverlappedSteps  #
 from sentinel.session.spent_gradient import SpentGradient  # noqa: E402
 from sentinel.session.spent_guard import SpentGuard  # noqa: E402
 from sentinel.session.step_alone import changed_option, step_alone, steps_alone  # noqa: E402
+from tests import warm  # noqa: E402
 from tests.torch import overlap_cases as cases  # noqa: E402
 from tests.torch.overlap_cases import network, overlapped, train, two_groups  # noqa: E402
 from tests.torch.passive_cases import digest  # noqa: E402
@@ -883,7 +883,7 @@ def test_with_a_file_fewer_bytes_move_and_bits_are_the_same(folder: Path) -> Non
 
 def trained(folder: Path, word: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.torch.overlap_cases", str(folder), word]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = warm.run(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -297,13 +297,12 @@ print(hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).h
 def test_a_script_may_handle_segmentation_faults_on_its_own(folder: Path, tmp_path: Path) -> None:
     """Its operators do not fit. Their stores meet granules that are turned over beside them."""
     script = tmp_path / "train.py"
-    options: dict[str, Any] = {"cwd": tmp_path, "env": HERE, "text": True, "timeout": 600}
     script.write_text(SCATTERED)
-    expected = subprocess.run([sys.executable, str(script)], check=True, stdout=subprocess.PIPE, **options).stdout
+    expected = warm.run([sys.executable, str(script)], check=True, cwd=tmp_path, env=HERE).stdout
     for name, handler in LATER_HANDLERS.items():
         script.write_text(handler + SCATTERED)
         words = ["run", "--fast", "32MiB", "--slow", f"file:{folder}=768MiB", str(script)]
-        done = subprocess.run([sys.executable, "-m", "sentinel", *words], capture_output=True, **options)
+        done = warm.run([sys.executable, "-m", "sentinel", *words], cwd=tmp_path, env=HERE)
         assert (done.returncode, done.stdout) == (0, expected), f"{name}: {done.stderr}"
         assert "Fatal" not in done.stderr
 

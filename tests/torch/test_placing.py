@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from sentinel.session import Overrides, auto, set_overrides
 from sentinel.session.placing import Options, Placing
 from sentinel.session.request import Request, settled
 from sentinel.system.configuration import NAMES
+from tests import warm
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -437,7 +437,7 @@ def test_on_a_file_what_is_built_within_is_in_frames(folder: Path) -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", ON_A_FILE, str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = warm.run(command, cwd=root, env=environment)
     assert done.returncode == 0, done.stderr
     assert (folder / "r.json").exists()
 

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.system.compiler import _compiler
+from tests import warm
 
 pytestmark = pytest.mark.needs("torch", "compiler", "native")
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(driver: Path | str, case: str, *folder: Path, tracker: str = "auto") -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.torch.registered_memory", str(driver), case, *map(str, folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRACKER": tracker}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
+    done = warm.run(command, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

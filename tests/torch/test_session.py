@@ -19,6 +19,7 @@ from sentinel.planner.make_plan import PlanOrder  # noqa: E402
 from sentinel.session import Overrides, current, planning, set_overrides  # noqa: E402
 from sentinel.session import session as session_module  # noqa: E402
 from sentinel.system import numa, probes, progress  # noqa: E402
+from tests import warm  # noqa: E402
 from tests.processes import until  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
@@ -480,7 +481,5 @@ except KeyboardInterrupt:
     print("whole", total == total, i)
 """
     for at in (1, 6):
-        ran = subprocess.run(
-            [sys.executable, "-c", program, str(at)], capture_output=True, text=True, check=False, timeout=600
-        )
+        ran = warm.run([sys.executable, "-c", program, str(at)])
         assert ran.stdout.split() == ["whole", "True", str(at)], ran.stderr
