@@ -39,7 +39,7 @@ def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(names: S
         capture_output=True,
         text=True,
         check=False,
-        timeout=850,
+        timeout=1700,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
