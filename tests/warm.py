@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import os
+import selectors
 import shutil
 import signal
 import socket
@@ -18,9 +19,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from tests.processes import LONGEST_S
 
@@ -82,31 +85,47 @@ def run(
         "environment": dict(os.environ if env is None else env),
     }
     text = json.dumps(request).encode()
-    with (
-        socket.socket(socket.AF_UNIX) as connection,
-        open(os.devnull) as nothing,
-        tempfile.TemporaryFile() as out,
-        tempfile.TemporaryFile() as err,
-    ):
+    command = list(map(os.fspath, command))
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.ExitStack() as stack:
         connection.settimeout(timeout)
         connection.connect(_server(os.getpid()))
-        socket.send_fds(connection, [struct.pack("I", len(text))], [nothing.fileno(), out.fileno(), err.fileno()])
+        nothing = stack.enter_context(open(os.devnull))
+        # Pipes, as of `subprocess`: a limit on the size of files does not hold for them.
+        pipes = [os.pipe() for _ in range(2)]
+        reading = [stack.enter_context(open(source, "rb", buffering=0)) for source, _ in pipes]
+        socket.send_fds(connection, [struct.pack("I", len(text))], [nothing.fileno(), *(target for _, target in pipes)])
+        for _, target in pipes:
+            os.close(target)
         connection.sendall(text)
         (pid,) = struct.unpack("i", connection.recv(4, socket.MSG_WAITALL))
         try:
+            said = _all_said(reading, time.monotonic() + timeout)
             (code,) = struct.unpack("i", connection.recv(4, socket.MSG_WAITALL))
         except BaseException as problem:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             if isinstance(problem, TimeoutError):
-                raise subprocess.TimeoutExpired(list(map(os.fspath, command)), timeout) from None
+                raise subprocess.TimeoutExpired(command, timeout) from None
             raise
-        said = [_text(file.fileno()) for file in (out, err)]
-    done = subprocess.CompletedProcess(list(map(os.fspath, command)), code, *said)
+    done = subprocess.CompletedProcess(command, code, *said)
     if check:
         done.check_returncode()
     return done
 
 
-def _text(descriptor: int) -> str:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
+def _all_said(pipes: Sequence[IO[bytes]], deadline: float) -> list[str]:
+    """What comes through each until its other end is closed."""
+    said = [bytearray() for _ in pipes]
+    with selectors.DefaultSelector() as selector:
+        for number, pipe in enumerate(pipes):
+            selector.register(pipe, selectors.EVENT_READ, number)
+        while selector.get_map():
+            ready = selector.select(max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                said[key.data] += chunk
+                if not chunk:
+                    selector.unregister(key.fileobj)
+    return [text.decode() for text in said]
