@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import re
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ from tests.trace_processor import TraceProcessor
 # No test is to fail because the machine is slow or busy.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+LEFT_OUT = "left out: this host is too slow for all of .ci/run; make test-all"
+"""Of a slow test, where tools/checks.py says until when they may begin: docs/decisions/0224."""
 
 _skipped = pytest.StashKey[list[tuple[str, str]]]()
 
@@ -86,6 +91,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             remedy = PROBES[capability]()
             if remedy:
                 pytest.skip(f"needs {capability}: {remedy}")
+    if item.get_closest_marker("slow") and time.time() > float(os.environ.get("SLOW_TESTS_BEGIN_UNTIL", "inf")):
+        pytest.skip(LEFT_OUT)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
@@ -152,6 +159,11 @@ class _Watch:
         others = [each for each in failed if not isinstance(each, pytest.TestReport) or each.when not in phases]
         if forbidden or others or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             terminalreporter.line("failed by more than tests")
+        left_out = [nodeid for nodeid, reason in self.config.stash[_skipped] if LEFT_OUT in reason]
+        if left_out:
+            terminalreporter.section(f"{len(left_out)} slow tests were left out: this host is too slow for all")
+            for nodeid in left_out:
+                terminalreporter.line(nodeid)
         if forbidden:
             terminalreporter.section("skipped, but ruled out by --no-skips", red=True)
             for line in forbidden:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,16 @@ def test_it_holds_for_tests_and_modules_skipped_by_a_process_beside_this_one(
     told = done.stdout.str().split("ruled out by --no-skips")[1]
     assert "flux capacitor: build one" in told
     assert "warp core: find one" in told
+
+
+def test_a_slow_test_that_begins_too_late_is_left_out_and_named(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite.makepyfile("import pytest\ndef test_quick(): pass\n@pytest.mark.slow\ndef test_takes_long(): pass\n")
+    for until, left_out in ((0.0, 1), (time.time() + 3600, 0)):
+        monkeypatch.setenv("SLOW_TESTS_BEGIN_UNTIL", str(until))
+        done = suite.runpytest_inprocess("--no-skips", "torch")
+        assert done.ret == 0
+        done.assert_outcomes(passed=2 - left_out, skipped=left_out)
+        assert ("1 slow tests were left out" in done.stdout.str()) == bool(left_out)
+        assert ("::test_takes_long" in done.stdout.str()) == bool(left_out)
