@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,19 @@ from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import save
 
 ROOT = Path(__file__).parents[2]
-ALL = ("sentinel", "all-fast", "all-slow", "first-touch", "interleave")
+NAMES = ("sentinel", "all-fast", "all-slow", "first-touch", "interleave")
 
 
 @pytest.mark.needs("two nodes", "root", "torch", "native")
+@pytest.mark.long  # what a child does: test_executed_parts.py; what is on which node: test_engine_on_nodes.py, and others
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_balancing")
-@pytest.mark.parametrize(
-    "names", [("sentinel", "interleave"), pytest.param(ALL, marks=pytest.mark.long)], ids=("two", "all")
-)
-def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(names: Sequence[str], tmp_path: Path) -> None:
-    """Planned for slow memory that is dear to use and not so dear to move, so that the plan moves. Each is a process of
-    its own, which here takes two minutes."""
+def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(tmp_path: Path) -> None:
+    """Planned for slow memory that is dear to use and not so dear to move, so that the plan moves."""
     fast = TierSpec("dram", "described", 64 << 30, 100.0, 10**11, 10**11)
     slow = TierSpec("far", "described", 256 << 30, 20_000.0, 2 * 10**9, 2 * 10**9)
     save(Machine("far", (fast, slow), (Link(0, 1, 2 * 10**9), Link(1, 0, 2 * 10**9))), tmp_path / "machine.json")
-    words = ["compare", "--slow", "numa:1", "--fast", "20%", "--tracker", "ops", "--policies", ",".join(names)]
+    words = ["compare", "--slow", "numa:1", "--fast", "20%", "--tracker", "ops", "--policies", ",".join(NAMES)]
     words += ["--machine", str(tmp_path / "machine.json"), "--warm-up", "3", "--measure", "1", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "sentinel", *words, "--executed", "tests/numa/vm_job.py", "7"],
@@ -44,15 +40,14 @@ def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(names: S
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     rows = {row["name"]: row for row in told["rows"]}
-    assert tuple(rows) == names
+    assert tuple(rows) == NAMES
     assert all(row["same_losses"] and row["same_parameters"] for row in rows.values()), rows
     share = {name: row["served_share"] for name, row in rows.items()}
-    if names == ALL:
-        assert share["all-fast"] > 0.97
-        assert share["all-slow"] < 0.2
-        assert share["all-slow"] < share["first-touch"] < 0.8
+    assert share["all-fast"] > 0.97
+    assert share["all-slow"] < 0.2
+    assert share["all-slow"] < share["first-touch"] < 0.8
     assert share["sentinel"] > share["interleave"]  # of so small a job first touch serves as much, 0.77 to 0.78 both
-    for name in {"first-touch", "interleave"}.intersection(names):
+    for name in ("first-touch", "interleave"):
         wanted = told["fast_bytes"] + told["beside_bytes"]
         assert abs(rows[name]["left_bytes"] - wanted) <= 1 << 20
         assert abs(rows[name]["mean_left_bytes"] - wanted) <= 1 << 20
