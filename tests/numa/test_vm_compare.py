@@ -18,7 +18,7 @@ NAMES = ("sentinel", "all-fast", "all-slow", "first-touch", "interleave")
 
 
 @pytest.mark.needs("two nodes", "root", "torch", "native")
-@pytest.mark.long  # what a child does: test_executed_parts.py; what is on which node: test_engine_on_nodes.py, and others
+@pytest.mark.long  # what a child does: test_executed_parts.py; what is on which node: test_engine_on_nodes.py
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_balancing")
 def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(tmp_path: Path) -> None:
