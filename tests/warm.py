@@ -45,9 +45,11 @@ def _server(pid: int) -> str:
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"
 
-    def end(stdin: object = server.stdin) -> None:
+    stdin = server.stdin
+
+    def end() -> None:
         if os.getpid() == pid:
-            server.stdin.close()  # type: ignore[union-attr]
+            stdin.close()
             server.wait(LONGEST_S)
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-IMPORTED = ("torch", "torch._dynamo", "torch.utils.data", "numpy", "highspy", "pandas")
-"""By scripts, by their first optimizer, by plans, by reports."""
+IMPORTED = ("torch._dynamo", "torch.utils.data", "highspy", "pandas")
+"""Besides torch: by a script's first optimizer and its loaders, by plans, by reports."""
 
 
 def _asked(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
