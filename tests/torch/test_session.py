@@ -179,7 +179,7 @@ def test_a_second_session_is_refused_and_the_first_goes_on() -> None:
             sentinel.start_profile(**ASKED)
         work.step(0)
         sentinel.end_profile()
-        with pytest.raises(sentinel.UsageError, match=r"applying.*stop"):
+        with pytest.raises(sentinel.UsageError, match=r"running already; call sentinel\.stop"):
             sentinel.start_profile(**ASKED)
         with pytest.raises(sentinel.UsageError, match="ended already"):
             sentinel.end_profile()
