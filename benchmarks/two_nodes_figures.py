@@ -43,6 +43,17 @@ def are_undisturbed(results: Results) -> bool:
     return all((run.get("settings") or {}).get("watched") == WATCHED for run in runs)
 
 
+def are_counted(results: Results) -> bool:
+    """Whether what tensors had of the fast node is known."""
+    return all(tensor_rooms(run) for found in results.values() for run in found["runs"])
+
+
+def tensor_rooms(found: Found) -> list[float]:
+    """What tensors had of the fast node under each limited placement but ours, in the mean, over our budget."""
+    rows = [row for row in found["rows"] if row["left_bytes"] is not None and row.get("mean_tensor_bytes") is not None]
+    return [row["mean_tensor_bytes"] / ours_of(found)["budget_bytes"] for row in rows]
+
+
 def watched_share(found: Found, name: str) -> float | None:
     """Of the touched bytes of the measured steps, how many fast memory served. None: not measured."""
     row = row_of(found, name)

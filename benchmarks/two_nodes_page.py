@@ -11,6 +11,7 @@ from benchmarks.two_nodes_figures import (
     TIERING,
     Found,
     Results,
+    are_counted,
     are_undisturbed,
     each_run,
     fewer_than_tiering,
@@ -65,6 +66,10 @@ others, in another order, and tensors of ours found no place in the plan and cam
 step of GPT-2 allocates 66%, of LSTM 36%, of DLRM 62%, of ResNet none. Since then they are watched natively, which
 changes nothing about them ([0215](decisions/0215-operators-are-watched-without-changing-them.md)), for all placements
 alike."""
+_ROOM_ANEW = """**What the others get beside the budget was changed after results**: until 2026-11-29 it was what
+all-fast took of the node beyond the most that live tensors hold together: 16, 63, 15 and 7 MiB. A part of that is
+memory that malloc keeps, and gives to the next tensor. Since then it is what all-fast took beyond the memory that
+tensors have there, which is counted for all placements (Fast bytes, below)."""
 _PARTS = """
 Served from slow memory in the measured steps, ours by the larger count, **+** moved between the nodes in either
 direction in the mean of the second half of the run's steps, by the witness, MiB a step:
@@ -89,10 +94,11 @@ _FAST = """
 ## Fast bytes
 
 Ours has its budget for tensors. The others' room also holds what is no tensor, and the kernel may give any
-of it to tensors. Where the mean is above the beginning, the ballast could not at once take memory that became
-free. Both are to the others' advantage. To ours is that nothing limits what is no tensor of it: Sentinel's own memory,
-tensors that found no place in the plan, and what the kernel keeps of files that were read, of which ours, that
-runs first, reads most. Of first runs:
+of it to tensors: below is also what tensors had of it as the layers of the last measured step ended, by the kernel's
+word. Memory of dead tensors that malloc keeps counts, as the next tensor gets it. Where the mean is above the
+beginning, the ballast could not at once take memory that became free. All this is to the others' advantage. To ours is
+that nothing limits what is no tensor of it: Sentinel's own memory, tensors that found no place in the plan, and what
+the kernel keeps of files that were read, of which ours, that runs first, reads most. Of first runs:
 """
 _TAIL = """
 What a share is and how the ballast is measured: [0043](decisions/0043-placements-are-measured-alike.md).
@@ -116,6 +122,7 @@ def page(results: Results, machine: str) -> str:
                     _PHYSICAL.format(read=read, link=link),
                     _CHANGED,
                     *([_WATCHED_ANEW] if are_undisturbed(results) else []),
+                    *([_ROOM_ANEW] if are_counted(results) else []),
                 ]
             ),
             times="those below are simulated" if simulated else "none is shown",
@@ -275,8 +282,13 @@ def _fast(example: str, found: Found) -> list[str]:
     )
     return [
         filled(text, indent="  "),
-        *(f"  - {row['name']}: {_had(row)}" for row in found["rows"] if row["left_bytes"] is not None),
+        *(f"  - {row['name']}: {_had(row)}{_tensors(row)}" for row in found["rows"] if row["left_bytes"] is not None),
     ]
+
+
+def _tensors(row: Found) -> str:
+    mean = row.get("mean_tensor_bytes")
+    return "" if mean is None else f", tensors {mib(mean)} in the mean and at most {mib(row['most_tensor_bytes'])}"
 
 
 def _had(row: Found) -> str:

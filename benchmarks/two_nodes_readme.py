@@ -11,6 +11,7 @@ from benchmarks.two_nodes_figures import (
     OURS,
     TIERING,
     Results,
+    are_counted,
     are_undisturbed,
     fewer_than_tiering,
     link_bytes,
@@ -20,6 +21,7 @@ from benchmarks.two_nodes_figures import (
     ours_of,
     rates,
     served_share,
+    tensor_rooms,
 )
 
 BEGIN = "<!-- two nodes: made by `python -m benchmarks.two_nodes --table` -->"
@@ -90,11 +92,15 @@ def _beside(results: Results) -> str:
         text = f"In each of the {len(results)} examples ours brings at least as many bytes over the link as the"
     most = f"in {', '.join(NAMES[example] for example in more)} more than if everything stayed slow"
     beside = [found["runs"][0]["beside_bytes"] / 2**20 for found in results.values()]
-    return (
+    said = (
         f"{text} kernel's tiering{f', {most}' if more else ''}. The other placements"
         f" get {min(beside):.0f} to {max(beside):.0f} MiB of fast memory on top of our budget. It is meant for the rest"
-        " of the process, but the kernel may put tensors there."
+        " of the process, but the kernel may put tensors there"
     )
+    if not are_counted(results):
+        return f"{said}."
+    rooms = [room for found in results.values() for run in found["runs"] for room in tensor_rooms(run)]
+    return f"{said}, and did: they had {min(rooms):.1f} to {max(rooms):.1f} times our budget."
 
 
 def _of_what(results: Results, machine: str) -> str:

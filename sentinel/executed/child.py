@@ -191,7 +191,6 @@ def _ours() -> dict[str, Any] | None:
         "budget_bytes": plan.capacity_bytes[0] if plan else None,
         "footprint_bytes": plan.footprint_bytes if plan else None,
         "planned_bytes": plan.migrated_bytes_per_step if plan else None,
-        "live_peak_bytes": profile.live_peak_bytes if profile else None,
         "tracker": profile.quality.tracker if profile else None,
         "counters": run.counters.counted(),
         "claimed_pages": claimed_pages(run),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -58,8 +59,7 @@ def rows(job: ComparedJob, names: Sequence[str], telling: Telling) -> Iterator[t
 def _room(ours: Told, stock: Told) -> tuple[int, int]:
     """What all-fast stock took of the node beyond its tensors is what a limited placement gets beside the budget."""
     taken = stock["free_before_bytes"] - stock["least_free_bytes"]
-    tensors = ours["ours"]["live_peak_bytes"] or ours["ours"]["footprint_bytes"]  # a saved plan knows the latter
-    return int(ours["ours"]["budget_bytes"]), max(taken - int(tensors), 0)
+    return int(ours["ours"]["budget_bytes"]), max(taken - max(stock["tensor_bytes"]), 0)
 
 
 def _row(
@@ -101,6 +101,8 @@ def _row_of(job: ComparedJob, placement: Placement, told: Told, ballast: Ballast
         migrated_pages_by_step=tuple(witness.get("by_step", ())),
         others_demoted_pages=witness.get("others_demoted"),
         no_witness=witness.get("why", "") or _lost(witness["lost"]),
+        mean_tensor_bytes=round(statistics.fmean(told["tensor_bytes"])) if told["tensor_bytes"] else None,
+        most_tensor_bytes=max(told["tensor_bytes"], default=None),
         fast_taken_bytes=told["free_before_bytes"] - told["least_free_bytes"],
         left_bytes=ballast.began_bytes if ballast else None,
         least_left_bytes=min(had) if had else None,

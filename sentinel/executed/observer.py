@@ -29,7 +29,8 @@ class Window:
 
 @dataclass
 class Observation:
-    """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes.
+    """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes. `tensor_bytes`: that tensors
+    had of the fast node as each layer of the last measured step ended.
 
     `least_free_bytes`: of the fast node, at any operator of a measured step or any tick of any step.
     `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first. `busy_share`,
@@ -43,6 +44,7 @@ class Observation:
     judged_by: host_load.JudgedBy | None = None
     measured_steps: int = 0
     by_node: dict[int, int] = field(default_factory=dict)
+    tensor_bytes: list[int] = field(default_factory=list)
     least_free_bytes: int | None = None
     audit: dict[str, Any] | None = None
 
@@ -61,6 +63,7 @@ class StepObserver(Observer):
         self._touches = Touches(on_operator=self._sample)
         self._entered = contextlib.ExitStack()
         self._measuring = False
+        self._tensor_bytes: list[int] = []  # of the step that is under way
         self._layer: int | None = None  # under way, since its beginning
         self._plan: tuple[Plan, Machine, Ranges] | None = None
         self._audit: Audit | None = None
@@ -75,6 +78,7 @@ class StepObserver(Observer):
     def step_began(self) -> None:
         """See Observer."""
         self._layer = None  # one that was cut short did not end
+        self._tensor_bytes.clear()
         if not self._any_began:
             self._any_began = True
             self._at_steps()
@@ -90,6 +94,8 @@ class StepObserver(Observer):
         self._note_time()
         self.seen.steps += 1
         self.seen.measured_steps += self._measuring
+        if self._measuring:
+            self.seen.tensor_bytes = self._tensor_bytes.copy()
         if self._audit is None:
             self._audit_if_due()
         if self.seen.steps == self._window.warm_up:
@@ -125,6 +131,8 @@ class StepObserver(Observer):
         self._sample()
         self._at_layers()
         self._touches.end_layer()
+        if self._measuring:
+            self._tensor_bytes.append(self._touches.room.nbytes(self._node))
         if self._audit is not None:
             self._audit.after(self._layer)
         self._layer = None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import PAGE_BYTES
+from sentinel.executed.tensor_room import Nodes, TensorRoom
 from sentinel.profiler import torch_shim
 from sentinel.runtime import RUNTIME
 from sentinel.system import native
@@ -26,8 +27,6 @@ LINE_BYTES = 64
 _LINES_A_PAGE = PAGE_BYTES // LINE_BYTES
 NOWHERE = -1
 """Stands for the node of a page that was never written, or is not ours to see."""
-
-Nodes = Callable[[NDArray[np.uint64]], NDArray[np.int32]]
 
 _TOUCHED = np.dtype(
     [
@@ -50,14 +49,15 @@ _TELL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
 class Touches:
     """While it is entered: bytes touched by node, of every operator on this thread, backward included.
 
-    `by_node`: node -> bytes; what is on no node (never written, or not ours to see) under -1. `on_operator` is
-    called after each operator that touches anything. The operators are watched natively, which changes nothing about
-    them: a watched step allocates what others do, in the same order. One at a time in a process; a forked child ends
-    it for itself.
+    `by_node`: node -> bytes; what is on no node (never written, or not ours to see) under -1. `room`: what
+    tensors have of the nodes. `on_operator` is called after each operator that touches anything. The operators are
+    watched natively, which changes nothing about them: a watched step allocates what others do, in the same order. One
+    at a time in a process; a forked child ends it for itself.
     """
 
     def __init__(self, nodes: Nodes = nodes_of, on_operator: Callable[[], None] | None = None) -> None:
         self.by_node: Counter[int] = Counter()
+        self.room = TensorRoom(nodes)
         self._nodes, self._on_operator = nodes, on_operator
         self._seen: dict[int, NDArray[np.bool_]] = {}  # storage -> which of its lines have been counted in the layer
         self._failed: BaseException | None = None
@@ -130,6 +130,7 @@ class Touches:
         if not len(fresh):
             return
         pages, counts = _runs((fresh + address // LINE_BYTES) // _LINES_A_PAGE)
+        self.room.add(pages)
         found = self._nodes((pages * PAGE_BYTES).astype(np.uint64))
         for node in np.unique(found).tolist():
             key = node if node >= 0 else NOWHERE

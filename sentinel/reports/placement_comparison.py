@@ -48,8 +48,9 @@ class Row:
     `served_share`: of the bytes touched in the measured steps, the share on the fast node when they were touched.
     `touched_bytes`, a step, are on nodes; `absent_bytes` of operands are on none: they were never written.
     `migrated_pages`: by reason, by the witness, until the script ended; `migrated_pages_by_step`: the same in each
-    whole step, from the first on in which a plan is applied. `fast_taken_bytes`: most of the fast node that
-    the job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left at the
+    whole step, from the first on in which a plan is applied. `mean_tensor_bytes`, `most_...`: that
+    tensors had of the fast node as the layers of the last measured step ended. `fast_taken_bytes`: most of it that the
+    job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left at the
     beginning, and was. `least_left_bytes`, `mean_...`, `most_...`: what the job had of the node while it ran, held or
     free; None where the ballast could not be fitted to that. `others_demoted_pages`: not the job's, demoted meanwhile.
     `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training. `unwatched_steps_ns`: what steps of the
@@ -66,6 +67,8 @@ class Row:
     migrated_pages: Mapping[str, int] | None = None
     others_demoted_pages: int | None = None
     no_witness: str = ""
+    mean_tensor_bytes: int | None = None
+    most_tensor_bytes: int | None = None
     fast_taken_bytes: int | None = None
     left_bytes: int | None = None
     least_left_bytes: int | None = None
@@ -136,6 +139,10 @@ def notes(found: PlacementComparison) -> list[str]:
         " the share that was on the fast node when an operator touched them, asked from the kernel"
     )
     said.append(
+        "tensors there: what tensors had of the fast node as the layers of the last measured step ended, in the mean,"
+        " by the kernel's word; memory of dead ones that malloc keeps is the next one's, so it counts"
+    )
+    said.append(
         "moved: from the job's start to its end, the first filling of fast memory included; a later step: moved between"
         " the nodes in a step, in the mean of the second half of the steps"
     )
@@ -174,6 +181,7 @@ def _proofs(ours: Ours) -> list[str]:
 HEADS = (
     "placement",
     "served fast",
+    "tensors there",
     "moved",
     "a later step",
     "why",
@@ -186,10 +194,11 @@ HEADS = (
 def cells(row: Row) -> tuple[str, ...]:
     """What the table shows of `row`, a cell for each of HEADS."""
     if row.skipped:
-        return (row.name, "skipped", *("-",) * 6)
+        return (row.name, "skipped", *("-",) * 7)
     return (
         row.name,
         _share(row.served_share),
+        _bytes(row.mean_tensor_bytes),
         _bytes(row.migrated_bytes),
         _bytes(None if row.later_migrated_bytes is None else round(row.later_migrated_bytes)),
         ", ".join(f"{reason} {n:,}" for reason, n in (row.migrated_pages or {}).items()) or "-",

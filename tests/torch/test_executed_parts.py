@@ -111,9 +111,10 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: 
 
 
 def test_room_beside_the_budget_is_what_stock_took_beyond_its_tensors() -> None:
-    ours = {"ours": {"budget_bytes": 100, "live_peak_bytes": None, "footprint_bytes": 500}}
-    assert comparing._room(ours, {"free_before_bytes": 2000, "least_free_bytes": 1300}) == (100, 200)
-    assert comparing._room(ours, {"free_before_bytes": 2000, "least_free_bytes": 1900}) == (100, 0)
+    ours = {"ours": {"budget_bytes": 100, "footprint_bytes": 400}}
+    stock = {"free_before_bytes": 2000, "least_free_bytes": 1300, "tensor_bytes": [450, 500, 480]}
+    assert comparing._room(ours, stock) == (100, 200)
+    assert comparing._room(ours, {**stock, "least_free_bytes": 1900}) == (100, 0)
 
 
 _UNCHANGED = """

@@ -53,6 +53,24 @@ def of(plan: str) -> list[str]:
     return [f"{plan}:{layer}" for layer in range(LAYERS)]
 
 
+def test_what_tensors_have_is_told_of_each_layer_of_the_last_measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    had = iter(range(100))
+    monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
+    made = StepObserver(Window(1, 2), 0, lambda: None, lambda: None)
+    monkeypatch.setattr(made._touches.room, "nbytes", lambda node: next(had))
+    step(made)
+    assert made.seen.tensor_bytes == []
+    step(made)
+    assert made.seen.tensor_bytes == [0, 1, 2]
+    made.step_began()
+    made.layer_began(0)
+    made.layer_began(1)  # a step that is cut short
+    step(made)
+    assert made.seen.tensor_bytes == [4, 5, 6]
+    step(made)
+    assert made.finish().tensor_bytes == [4, 5, 6]
+
+
 def test_how_busy_the_host_was_is_told_of_the_steps_whose_times_are(monkeypatch: pytest.MonkeyPatch) -> None:
     ms, unknown = 1_000_000, Spent({}, None, frozenset())
     ran, waited = (10 * ms, 30 * ms, 70 * ms), (0, 0, 40 * ms)

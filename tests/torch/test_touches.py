@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.executed.touches import LINE_BYTES, Touches  # noqa: E402
+from sentinel.system.numa import nodes_of  # noqa: E402
 from tests import warm  # noqa: E402
 
 
@@ -88,6 +89,17 @@ def test_a_sparse_update_touches_its_rows_only() -> None:
         table.add_(update)
     assert touches.by_node[0] <= (2 + 2 + 2) * LINE_BYTES
     assert table.sum() == 2 * LINE_BYTES // 4
+
+
+def test_what_tensors_have_of_a_node_is_known_of_those_that_were_touched() -> None:
+    tensor, other = torch.ones(8 * 4096 // 4), torch.ones(8 * 4096 // 4)
+    with Touches() as touches:
+        tensor.mul_(2.0)
+        touches.end_layer()
+        at = nodes_of(np.array([tensor.data_ptr()], np.uint64))[0]
+        assert 8 * 4096 <= touches.room.nbytes(int(at)) <= 10 * 4096
+        other.mul_(2.0)
+        assert 16 * 4096 <= touches.room.nbytes(int(at)) <= 20 * 4096
 
 
 def test_backward_is_seen() -> None:
