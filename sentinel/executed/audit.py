@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.units import PAGE_BYTES
-from sentinel.executed.touches import Nodes
+from sentinel.executed.tensor_room import Nodes
 from sentinel.system.numa import nodes_of
 
 Ranges = Callable[[int], list[tuple[int, int]]]
