@@ -54,7 +54,8 @@ def module_named(name: str) -> Script:
     import importlib.util  # a hundredth of a second, that the help of the command line would wait for
     from importlib.abc import InspectLoader
 
-    sys.path[0] = folder = os.getcwd()
+    folder = os.getcwd()
+    _look_first_in(folder)
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -103,9 +104,9 @@ def _imported(module: str) -> ModuleType:
     from importlib.util import module_from_spec, spec_from_file_location
 
     if not _is_path(module):
-        sys.path[0] = os.getcwd()
+        _look_first_in(os.getcwd())
         return importlib.import_module(module)
-    sys.path[0] = os.path.dirname(os.path.realpath(module))
+    _look_first_in(os.path.dirname(os.path.realpath(module)))
     name = os.path.basename(module).removesuffix(".py")
     spec = spec_from_file_location(name, module)
     if spec is None or spec.loader is None:
@@ -133,6 +134,13 @@ def _show_syntax_error() -> NoReturn:
     raise SystemExit(1) from None
 
 
+def _look_first_in(folder: str) -> None:
+    """Modules are found there before elsewhere, unless Python was told not to (PYTHONSAFEPATH, -P, -I): then the first
+    entry of sys.path is another one's, such as the first folder of PYTHONPATH."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
 def run_as_main(script: Script, arguments: list[str]) -> int:
     """Run it as `__main__`; returns its exit code, or BY_INTERRUPT. An error of its own is shown by sys.excepthook, and
     its traceback begins in it."""
@@ -143,7 +151,7 @@ def run_as_main(script: Script, arguments: list[str]) -> int:
         main.__spec__, main.__loader__, main.__package__ = script.spec, script.spec.loader, script.spec.parent
     sys.modules["__main__"] = main
     sys.argv = [script.name, *arguments]
-    sys.path[0] = script.folder
+    _look_first_in(script.folder)
     try:
         exec(script.code, main.__dict__)
     except SystemExit as leaving:

@@ -15,7 +15,7 @@ ELSEWHERE = {
     # the program that is run is the user's, and finds the process as `python` would have made it
     "cli/script.py: sets sys.argv": "run_as_main",
     "cli/script.py: sets sys.modules": "run_as_main",
-    "cli/script.py: sets sys.path": "run_as_main, module_named",
+    "cli/script.py: sets sys.path": "_look_first_in",
     "cli/__init__.py: sets sys.excepthook": "as the process ends by an interrupt that was shown",
     "cli/early_end.py: calls signal.signal": "SIGTERM, where nothing else handles it; forked children put it back",
     "cli/early_end.py: calls os.register_at_fork": "as above",

@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -210,6 +211,26 @@ def test_a_script_runs_as_python_runs_it(
     assert "sentinel" not in told  # the traceback begins in the script
     with pytest.raises(UsageError, match="there is no module"):
         script.module_named("no_such_module_1009")
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_safe_path_keeps_its_first_folder(safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PYTHONSAFEPATH, -P or -I Python puts no folder of a script there, so the first one is of PYTHONPATH."""
+    first, rest = str(tmp_path / "of PYTHONPATH"), list(sys.path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    flags = {name: getattr(sys.flags, name) for name in sys.flags.__match_args__} | {"safe_path": safe}
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(**flags))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import sys\nsys.exit(len(sys.argv))")
+    for run_it in (
+        lambda: script.run_as_main(script.script_at("train.py"), ["x"]),
+        lambda: script.module_named("train"),
+        lambda: script.function_named("os:getcwd"),
+    ):
+        monkeypatch.setattr(sys, "path", [first, *rest, str(tmp_path)])
+        run_it()
+        assert sys.path == [first if safe else str(tmp_path), *rest, str(tmp_path)]
 
 
 def test_a_script_finds_itself_wherever_it_goes(
