@@ -79,7 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        if error.filename is None:  # of no file that is named: most often what is printed, on a full disk
+        if error.filename is None and isinstance(error, FileNotFoundError):  # of os.getcwd
+            print("sentinel: the current folder was removed; go to one that is there", file=sys.stderr)
+        elif error.filename is None:  # of no file that is named: most often what is printed, on a full disk
             _leave_stdout()
             print(f"sentinel: {error.strerror or error}; `sentinel --debug VERB` shows where", file=sys.stderr)
         else:

@@ -213,6 +213,16 @@ def test_a_script_runs_as_python_runs_it(
         script.module_named("no_such_module_1009")
 
 
+def test_a_folder_that_was_removed_is_named(
+    saved: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(["plan", saved["profile"], "--machine", saved["machine"], "--fast", "20%", "-o", "p.json"]) == 1
+    assert capsys.readouterr().err == "sentinel: the current folder was removed; go to one that is there\n"
+
+
 @pytest.mark.parametrize("safe", [False, True])
 def test_a_safe_path_keeps_its_first_folder(safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With PYTHONSAFEPATH, -P or -I Python puts no folder of a script there, so the first one is of PYTHONPATH."""
