@@ -32,6 +32,10 @@ _NO_STEP = (
     "No step was recorded, so what an operator needs is read before it runs, and nothing ahead: that begins after three"
     " steps of torch.optim optimizers."
 )
+_ALL_SMALL = (
+    f"No tensor had {format_bytes(FileTier.least_bytes)} or more: smaller ones stay in ordinary memory, which fast does"
+    " not limit, so the file was not used."
+)
 _TOO_LONG = "A step uses more than 4 million pieces of 2 MiB: it is not recorded, and nothing is read ahead."
 _OTHERS = (
     "Most operators were not those of the recorded step, as with batches of many shapes: nothing is read ahead there."
@@ -182,8 +186,9 @@ def notes_on(
     elif told.failed_writes:
         more = "nobody could leave for them, since the file could not be written"
     hour = told.written_bytes * 3600 / max(ran_s, 1)
+    placed = told.tensor_peak_bytes or unnamed_bytes  # unnamed ones may be as large as they like
     return holding(
-        (not told.recorded and not told.record_too_long, _NO_STEP),
+        (not (told.recorded or told.record_too_long), _NO_STEP if placed else _ALL_SMALL),
         (told.record_too_long and not told.recorded, _TOO_LONG),
         (told.missed > told.matched, _OTHERS),
         *((True, note) for note in beside),

@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 import sentinel  # noqa: E402
 from sentinel.reports import StorageFigures  # noqa: E402
-from sentinel.session.storage_figures import alarms  # noqa: E402
+from sentinel.session.storage_figures import alarms, notes_on  # noqa: E402
 from sentinel.system import limits, native  # noqa: E402
 from sentinel.tiers.ahead import ahead_counters  # noqa: E402
 from sentinel.tiers.file_tier import FileTier  # noqa: E402
@@ -271,6 +271,16 @@ def test_a_disk_that_is_slow_from_the_start_has_not_become_slow() -> None:
     through_the_cache = known._replace(**same)._replace(read_alone_bytes_per_s=101 << 20, direct=False)
     assert alarms(through_the_cache, tier) == {}  # that is fast at first, and no disk
     assert "at 101.00 MiB/s, and last at 10.00 MiB/s" in found["reads are slow"]
+
+
+def test_a_job_of_small_tensors_is_not_told_to_take_more_steps() -> None:
+    tier = FileTier("/data", 8 << 20, 128 << 20)
+    known = StorageFigures(**{name: "" if name == "too_large_by" else 0 for name in StorageFigures._fields})
+    small = notes_on(known, tier, unnamed_bytes=0, ran_s=7, beside=())
+    assert small[0].startswith("No tensor had 1.00 MiB or more")
+    for figures, unnamed_bytes in ((known._replace(tensor_peak_bytes=1 << 20), 0), (known, 1 << 20)):
+        told = notes_on(figures, tier, unnamed_bytes=unnamed_bytes, ran_s=7, beside=())
+        assert told[0].startswith("No step was recorded")
 
 
 def test_a_directory_that_vanishes_is_missed_by_the_next_session_only(scratch: Path) -> None:
