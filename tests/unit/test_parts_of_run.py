@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from sentinel import files
-from sentinel.cli import early_end, fast_memory_curve, kept_files, live
+from sentinel.cli import early_end, fast_memory_curve, kept_files, live, run
 from sentinel.cli.early_end import Enough, StepLimit
 from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
 from sentinel.core.counters import Counters
@@ -26,7 +27,7 @@ from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports import Report
 from sentinel.reports.html.shell import document
 from sentinel.runtime import RUNTIME
-from sentinel.system import progress
+from sentinel.system import affinity, progress
 from sentinel.system.configuration import Setting
 from sentinel.system.launched import of_this_rank
 from tests.builders import MIB
@@ -240,6 +241,27 @@ if kind == "child" and os.fork():
     os._exit(5)
 os.kill(os.getpid(), signal.SIGTERM)
 """
+
+
+@pytest.mark.needs("torch")
+def test_sigterm_before_a_step_was_profiled_is_told_as_the_script_needs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(RUNTIME, "last", None)
+    run.write_what_is_known(KeptFiles())
+    assert capsys.readouterr().err == ("sentinel: ended by SIGTERM before a step was profiled, so there is no report\n")
+
+
+def test_a_stderr_without_room_keeps_no_script_from_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "spanning", lambda _: "its processors are of two nodes")
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        run.bind_cpus(None)
+        with pytest.raises(OSError, match="No space left"):
+            print("this one raises", file=sys.stderr)
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 @pytest.mark.parametrize(
