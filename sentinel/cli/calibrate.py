@@ -7,8 +7,7 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from sentinel.cli.common import OK, add_json, add_verb, as_a_file, check_outputs, print_json, print_table
-from sentinel.core.errors import UsageError
+from sentinel.cli.common import OK, add_json, add_verb, as_a_file, check_outputs, print_json, print_table, size
 from sentinel.core.rules import holding
 from sentinel.core.units import format_bytes, format_ns, parse_bytes
 
@@ -262,7 +261,4 @@ def _threads(text: str) -> list[int]:
 
 def _bytes(text: str) -> int:
     """An argparse type: an amount of memory."""
-    try:
-        return parse_bytes(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return parse_bytes(size(text))

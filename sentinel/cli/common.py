@@ -9,11 +9,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sentinel import planner
 from sentinel.core.errors import Infeasible, SentinelError, UsageError
-from sentinel.core.units import format_ns, parse_budget, parse_fast
+from sentinel.core.units import format_ns, parse_budget, parse_bytes, parse_fast
 from sentinel.system.progress import telling as telling
 
 if TYPE_CHECKING:
@@ -59,26 +60,25 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-def amount(text: str) -> str:
-    """An argparse type: an amount of memory such as `20%`, `8GiB` or bytes, checked and passed on as it is."""
-    try:
-        parse_budget(text, footprint_bytes=1)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """An argparse type: what `parse` takes, passed on as it is."""
+
+    def checked(text: str) -> str:
+        try:
+            parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return checked
 
 
-def fast_amount(text: str) -> str:
-    """An argparse type: as `amount`, or an amount for all processes of a node together, such as `8GiB/node`."""
-    try:
-        parse_fast(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-PINS = ("keep_fast", "keep_slow", "smallest")
-"""Arguments of `add_pins`."""
+amount = _checked(partial(parse_budget, footprint_bytes=1))
+"""An argparse type: an amount of memory such as `20%`, `8GiB` or bytes."""
+fast_amount = _checked(parse_fast)
+"""An argparse type: as `amount`, or an amount for all processes of a node together, such as `8GiB/node`."""
+size = _checked(parse_bytes)
+"""An argparse type: an amount of bytes such as `256MiB`."""
 
 
 def add_pins(parser: argparse._ActionsContainer) -> None:
@@ -109,10 +109,10 @@ def pins_in(arguments: argparse.Namespace) -> Pins:
     )
 
 
-def whole_number(text: str) -> int:
-    """An argparse type: a number of at least 1."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+def whole_number(text: str, least: int = 1) -> int:
+    """An argparse type: a number of at least `least`."""
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
     return int(text)
 
 

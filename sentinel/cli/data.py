@@ -5,9 +5,20 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sentinel.cli.common import OK, add_json, add_verb, amount, check_outputs, print_json, print_table, whole_number
+from sentinel.cli.common import (
+    OK,
+    add_json,
+    add_verb,
+    amount,
+    check_outputs,
+    print_json,
+    print_table,
+    size,
+    whole_number,
+)
 from sentinel.core.errors import UsageError
 from sentinel.core.units import counted, format_bytes, format_ns, parse_bytes
 from sentinel.system.progress import say
@@ -41,6 +52,7 @@ s3://bucket/a.tar. Sources are only read.
 
 _UNITS = {0: "whole", -1: "alone"}
 """What the loader reads at once where that is not a number of samples."""
+_at_least_0 = partial(whole_number, least=0)
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,7 +76,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_where(told)
     told.add_argument(
         "--workers",
-        type=_count,
+        type=_at_least_0,
         default=1,
         metavar="N",
         help="workers of a plain DataLoader, each with one read in flight (default 1)",
@@ -83,9 +95,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tried.add_argument("--order", default="exact", help="exact (default), windowed or redirect")
     tried.add_argument("--epochs", type=whole_number, default=2, metavar="N", help="how many to deliver (default 2)")
     tried.add_argument(
-        "--workers", type=_count, default=0, metavar="N", help="processes that fetch samples (default 0: none)"
+        "--workers", type=_at_least_0, default=0, metavar="N", help="processes that fetch samples (default 0: none)"
     )
-    tried.add_argument("--seed", type=_count, default=0, metavar="N", help="of the random order (default 0)")
+    tried.add_argument("--seed", type=_at_least_0, default=0, metavar="N", help="of the random order (default 0)")
     _add_where(tried)
     tried.add_argument(
         "--share", metavar="NAME", help="share memory with other runs of this name: one of them reads for all"
@@ -96,11 +108,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_source(packed)
     packed.add_argument("--to", metavar="DIR", required=True, help="a new folder; it appears when all is written")
     packed.add_argument(
-        "--seed", type=_count, default=0, metavar="N", help="of the order in which they are shuffled (default 0)"
+        "--seed", type=_at_least_0, default=0, metavar="N", help="of the order in which they are shuffled (default 0)"
     )
-    packed.add_argument(
-        "--shard", type=_size, default="256MiB", metavar="SIZE", help="size of a shard (default 256MiB)"
-    )
+    packed.add_argument("--shard", type=size, default="256MiB", metavar="SIZE", help="size of a shard (default 256MiB)")
     packed.add_argument(
         "--memory",
         type=amount,
@@ -114,7 +124,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     removed.add_argument("--force", action="store_true", help="even if jobs use it; they go on")
     removed.set_defaults(execute=execute_rm)
     served = add_verb(inner, "serve", "hold samples in memory for ranks on several machines, until Ctrl-C", "")
-    served.add_argument("--memory", type=_size, required=True, metavar="SIZE", help="upper limit of that memory")
+    served.add_argument("--memory", type=size, required=True, metavar="SIZE", help="upper limit of that memory")
     served.add_argument(
         "--address",
         default="127.0.0.1",
@@ -171,9 +181,6 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
 
 def execute_index(arguments: argparse.Namespace) -> int:
     """Index, keep it, and print where."""
-    from sentinel import need_torch
-
-    need_torch()
     from sentinel import data, files
 
     if arguments.beside and arguments.output:
@@ -198,9 +205,6 @@ def execute_index(arguments: argparse.Namespace) -> int:
 
 def execute_plan(arguments: argparse.Namespace) -> int:
     """Predict, and print a row for each order and memory."""
-    from sentinel import need_torch
-
-    need_torch()
     from sentinel import data
 
     told = data.forecast(
@@ -281,9 +285,6 @@ def forecast_json(told: Forecast) -> dict[str, Any]:
 
 def execute_run(arguments: argparse.Namespace) -> int:
     """Deliver epochs, and print the loader's report."""
-    from sentinel import need_torch
-
-    need_torch()
     from sentinel import data
 
     loader = data.loader(
@@ -326,7 +327,7 @@ def execute_pack(arguments: argparse.Namespace) -> int:
     """Pack, and print what was written."""
     from sentinel import need_torch
 
-    need_torch()
+    need_torch("reading training data")
     from sentinel.data.shard_packing import pack
 
     done = pack(_source(arguments), arguments.to, seed=arguments.seed, shard=arguments.shard, memory=arguments.memory)
@@ -342,7 +343,7 @@ def execute_rm(arguments: argparse.Namespace) -> int:
     """Take the name away."""
     from sentinel import need_torch
 
-    need_torch()
+    need_torch("reading training data")
     from sentinel.data.share_names import remove
 
     remove(arguments.share, force=arguments.force)
@@ -400,22 +401,6 @@ def _amounts(text: str) -> list[str]:
     return [amount(word) for word in text.split(",")]
 
 
-def _size(text: str) -> str:
-    """An argparse type: an amount of bytes such as `256MiB`."""
-    try:
-        parse_bytes(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
 def _unit(text: str) -> int | str:
     """An argparse type: a number of samples of at least 1, or `auto`."""
     return text if text == "auto" else whole_number(text)
-
-
-def _count(text: str) -> int:
-    """An argparse type: a number of at least 0."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return int(text)

@@ -7,8 +7,8 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sentinel.cli.common import PINS
 from sentinel.runtime import RUNTIME
+from sentinel.system.configuration import PINS, WORDS, configuration
 from sentinel.system.launched import of_this_rank
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 def settings_wherever_the_script_goes() -> dict[str, Setting]:
     """What environment and file say, with absolute paths. Raises what `configuration` raises."""
-    from sentinel.system.configuration import configuration
-
     found = configuration()
     for name in {"machine", "plan"} & set(found):
         found[name] = replace(found[name], value=_path_from_here(str(found[name].value)))
@@ -47,8 +45,7 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     from sentinel.session.request import settled
     from sentinel.tiers.file_tier import is_file
 
-    names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "cap", "overlap_optimizer", *PINS)
-    overrides = Overrides(**{name: getattr(arguments, name) for name in names})
+    overrides = Overrides(**{name: getattr(arguments, name) for name in (*WORDS, *PINS)})
     if overrides.plan is not None and os.path.exists(own := of_this_rank(overrides.plan)):
         overrides = replace(overrides, plan=own)  # as --save-plan wrote it
     asked = settled(overrides.over(Request()), overrides.said)

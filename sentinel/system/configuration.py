@@ -13,8 +13,10 @@ from sentinel.core.errors import FormatError, UsageError
 from sentinel.system.progress import say
 
 PINS = ("keep_fast", "keep_slow", "smallest")
-_WORDS = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "cap", "overlap_optimizer")
-NAMES = (*_WORDS, *PINS, "report")
+"""Tensors whose tier is fixed."""
+WORDS = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "cap", "overlap_optimizer")
+"""All else that a session is asked for."""
+NAMES = (*WORDS, *PINS, "report")
 """Of the settings: the words of `start_profile`, and the path of the report."""
 
 SWITCHES = ("overlap_optimizer",)
