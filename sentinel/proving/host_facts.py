@@ -8,7 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sentinel.system import processor
+from sentinel.system import limits, processor
+from sentinel.system.sysfs import text
 from sentinel.system.topology import topology
 
 _PACKAGES = ("torch", "numpy", "highspy", "transformers", "scikit-learn")
@@ -26,7 +27,7 @@ def host() -> dict[str, Any]:
         "last_cache_bytes": processor.last_cache_bytes(),
         "virtual": processor.is_virtual(),
         "emulated": processor.is_emulated(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": limits.host_bytes(),
         "huge_pages": {name: _chosen(_HUGE / name) for name in ("enabled", "defrag")},
         "fast_node": seen.fast,
         "slower_nodes": list(seen.slower),
@@ -83,11 +84,7 @@ def allowed(_order: None = None) -> dict[str, Any]:
 
 def _chosen(path: Path) -> str | None:
     """The bracketed word of a sysfs choice."""
-    try:
-        text = path.read_text()
-    except OSError:
-        return None
-    return text.partition("[")[2].partition("]")[0] or None
+    return text(path).partition("[")[2].partition("]")[0] or None
 
 
 def _version(name: str) -> str | None:

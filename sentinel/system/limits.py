@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sentinel.system.sysfs import text
+from sentinel.system.sysfs import field, text
 
 
 class LimitedGroup(NamedTuple):
@@ -39,10 +39,8 @@ def room_bytes(root: Path = Path("/")) -> int | None:
 
 def available_bytes(root: Path = Path("/")) -> int:
     """What the kernel could give this process now without swapping, and its container allows."""
-    there = host_bytes()
-    for line in text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            there = int(line.split()[1]) * 1024
+    told = field(root / "proc/meminfo", "MemAvailable")
+    there = int(told.split()[0]) * 1024 if told else host_bytes()
     room = room_bytes(root)
     return there if room is None else min(there, room)
 
@@ -98,10 +96,8 @@ def private_memory_left(root: Path = Path("/")) -> int | None:
 
 def _kib(path: Path, name: str) -> int:
     """The number of KiB in the line of that name; 0 without one."""
-    for line in text(path).splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1])
-    return 0
+    told = field(path, name)
+    return int(told.split()[0]) if told else 0
 
 
 RESERVED_TIMES_MEMORY = 4

@@ -6,20 +6,21 @@ from pathlib import Path
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import parse_bytes
-from sentinel.system.sysfs import entries, text
+from sentinel.system.sysfs import entries, field, text
 
+_CPUINFO = "proc/cpuinfo"
 _PARAVIRTUAL_CLOCKS = ("kvm-clock", "hyperv_clocksource", "xen")
 """Clocks that only a hypervisor with hardware support gives."""
 
 
 def model(root: Path = Path("/")) -> str:
     """Its name as /proc/cpuinfo tells, "" where it tells none."""
-    return _field(root, "model name")
+    return field(root / _CPUINFO, "model name")
 
 
 def is_virtual(root: Path = Path("/")) -> bool:
     """Whether a hypervisor is underneath: others may use the same memory."""
-    return "hypervisor" in _field(root, "flags").split()
+    return "hypervisor" in field(root / _CPUINFO, "flags").split()
 
 
 def is_emulated(root: Path = Path("/")) -> bool:
@@ -29,9 +30,9 @@ def is_emulated(root: Path = Path("/")) -> bool:
     believed to be emulated where the firmware is QEMU's and no hypervisor offers its clock. Arm has no such clock.
     """
     name = model(root)
-    if "TCG" in name or _field(root, "CPU implementer") == "0x00":
+    if "TCG" in name or field(root / _CPUINFO, "CPU implementer") == "0x00":
         return True
-    if not _field(root, "flags"):
+    if not field(root / _CPUINFO, "flags"):
         return False
     vendor = text(root / "sys/class/dmi/id/sys_vendor").strip()
     clocks = text(root / "sys/devices/system/clocksource/clocksource0/available_clocksource").split()
@@ -48,11 +49,3 @@ def last_cache_bytes(root: Path = Path("/")) -> int:
         except UsageError:
             continue
     return max(found)
-
-
-def _field(root: Path, name: str) -> str:
-    for line in text(root / "proc/cpuinfo").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return ""

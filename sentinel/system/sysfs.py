@@ -13,6 +13,15 @@ def text(path: Path) -> str:
         return ""
 
 
+def field(path: Path, name: str) -> str:
+    """What follows `name:` in the first line of the file that begins so; "" without one."""
+    for line in text(path).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
 def entries(folder: Path) -> list[Path]:
     """What is in the folder, sorted; nothing where it cannot be listed."""
     try:

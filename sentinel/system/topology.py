@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sentinel.system.calibration import kept, latencies
 from sentinel.system.nodes import Node
-from sentinel.system.sysfs import entries, numbers, text
+from sentinel.system.sysfs import entries, field, numbers, text
 
 MIB = 1 << 20
 NOTICEABLE = 1.1
@@ -131,11 +131,9 @@ def _noticed(measured: Latencies, number: int, fast: int) -> float | None:
 
 def _forbidden(root: Path, nodes: tuple[Node, ...]) -> tuple[int, ...]:
     """Nodes outside the cpuset; none where the kernel does not tell."""
-    for line in text(root / "proc/self/status").splitlines():
-        if line.startswith("Mems_allowed_list:"):
-            allowed = numbers(line.partition(":")[2])
-            return tuple(node.number for node in nodes if node.number not in allowed)
-    return ()
+    told = field(root / "proc/self/status", "Mems_allowed_list")
+    allowed = numbers(told)
+    return tuple(node.number for node in nodes if node.number not in allowed) if told else ()
 
 
 def _node(system: Path, number: int, listed: list[int], tiers: dict[int, int]) -> Node:

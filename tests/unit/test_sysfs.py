@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sentinel.system import features
 from sentinel.system.probes import Missing
-from sentinel.system.sysfs import as_list, entries, numbers, text
+from sentinel.system.sysfs import as_list, entries, field, numbers, text
 
 
 def test_what_is_not_there_reads_as_empty(tmp_path: Path) -> None:
@@ -20,6 +20,13 @@ def test_what_is_not_there_reads_as_empty(tmp_path: Path) -> None:
     assert text(tmp_path / "a") == text(tmp_path / "none") == text(tmp_path) == ""
     assert entries(tmp_path) == [tmp_path / "a", tmp_path / "b"]
     assert entries(tmp_path / "none") == []
+
+
+def test_a_field_is_what_follows_its_name(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("VmDataSize: 9\nVmData:\t 23 kB \nmodel name\t: A: B\nVmData: 7\n")
+    found = {name: field(tmp_path / "status", name) for name in ("VmData", "model name", "Data")}
+    assert found == {"VmData": "23 kB", "model name": "A: B", "Data": ""}
+    assert field(tmp_path / "none", "VmData") == ""
 
 
 @given(st.sets(st.integers(0, 200)))
