@@ -22,9 +22,10 @@ from sentinel.cli.common import (
     telling,
     whole_number,
 )
+from sentinel.cli.fast_memory_curve import curve_of, point_at
 from sentinel.cli.script import function_named
 from sentinel.core.errors import UsageError
-from sentinel.core.units import counted, format_bytes, format_ns, parse_budget
+from sentinel.core.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
@@ -93,8 +94,7 @@ def execute(arguments: argparse.Namespace) -> int:
     check_outputs(arguments.output, read=(_source_of(make),))  # of a module it is known once that is imported
     _check_call(make, arguments.factory, arguments.batch)
     profile, flops_per_s = estimated_profile(make, arguments, machine)
-    with telling("simulating the curve of fast memory"):
-        found = _curve(arguments.factory, profile, machine, arguments.fast)
+    found = curve_of(arguments.factory, profile, machine, CURVE, arguments.fast)
     needs = needs_of(profile)
     here = point_at(found, arguments.fast)
     with saving(arguments.output, partial(files.save, profile)) as saved:
@@ -199,26 +199,6 @@ def _times_are(machine: Machine, flops_per_s: float, why: str) -> str:
     source = "declared" if machine.flops_per_s else "measured here just now"
     what = f"Times are those of {machine.name} at {flops_per_s / 1e12:.3g} TFLOP/s ({source})"
     return f"{what}: {why}." if why else f"{what}."
-
-
-def _curve(label: str, profile: Profile, machine: Machine, asked: str | None) -> Comparison:
-    from sentinel.planner.sweep import Comparison, curve, knee, make_subject
-    from sentinel.reports.price_of_moves import about_moves
-
-    subject = make_subject(label, profile, machine)
-    amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*CURVE, *filter(None, [asked]))}
-    points = list(curve(subject, profile, machine, amounts))
-    at = knee(points)
-    knees = () if at is None else (at,)
-    return Comparison(machine.name, (), (subject,), (), tuple(points), knees, about_moves(machine))
-
-
-def point_at(found: Comparison, asked: str | None) -> Point | None:
-    """The point of the curve that was asked for."""
-    if asked is None:
-        return None
-    nbytes = parse_budget(asked, found.profiles[0].footprint_bytes)
-    return next((point for point in found.curve if point.fast_bytes == nbytes), None)
 
 
 def _points(found: Comparison) -> str:

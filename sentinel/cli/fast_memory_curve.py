@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import telling
@@ -10,24 +11,44 @@ from sentinel.core.units import format_bytes, parse_budget
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
     from sentinel.core.profile import Profile
+    from sentinel.planner.sweep import Comparison, Point
 
 CURVE = ("5%", "10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "100%")
 
 
-def curve_text(label: str, profile: Profile, machine: Machine, asked: str | None) -> str:
-    """The curve, its knee, and where `asked` lies on it. Raises UsageError for a step without managed tensors."""
+def curve_of(
+    label: str, profile: Profile, machine: Machine, shares: Sequence[str], asked: str | None, *, fine: bool = False
+) -> Comparison:
+    """The curve at `shares` and at `asked`, with its knee. `fine`: also at two amounts just below the knee. Raises
+    UsageError for a step without managed tensors."""
     from sentinel.planner.sweep import Comparison, curve, knee, make_subject, near_knee
-    from sentinel.reports.policy_comparison import text
     from sentinel.reports.price_of_moves import about_moves
 
     with telling("simulating the curve of fast memory"):
         subject = make_subject(label, profile, machine)
-        amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*CURVE, *filter(None, [asked]))}
-        points = near_knee(subject, profile, machine, list(curve(subject, profile, machine, amounts)))
+        amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*shares, *filter(None, [asked]))}
+        points = list(curve(subject, profile, machine, amounts))
+        if fine:
+            points = near_knee(subject, profile, machine, points)
     at = knee(points)
     knees = () if at is None else (at,)
-    found = Comparison(machine.name, (), (subject,), (), tuple(points), knees, about_moves(machine))
-    here = next((point for point in points if asked is not None and point.fast_bytes == amounts[asked]), None)
+    return Comparison(machine.name, (), (subject,), (), tuple(points), knees, about_moves(machine))
+
+
+def point_at(found: Comparison, asked: str | None) -> Point | None:
+    """The point of the curve that was asked for."""
+    if asked is None:
+        return None
+    nbytes = parse_budget(asked, found.profiles[0].footprint_bytes)
+    return next((point for point in found.curve if point.fast_bytes == nbytes), None)
+
+
+def curve_text(label: str, profile: Profile, machine: Machine, asked: str | None) -> str:
+    """The curve, its knee, and where `asked` lies on it. Raises UsageError for a step without managed tensors."""
+    from sentinel.reports.policy_comparison import text
+
+    found = curve_of(label, profile, machine, CURVE, asked, fine=True)
+    here = point_at(found, asked)
     if here is None or here.speed is None:
         return text(found)
     return f"{text(found)}\nYou are here: {asked}, {format_bytes(here.fast_bytes)}, {here.speed:.3f} of all-fast speed."

@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sentinel
 from sentinel import session
-from sentinel.cli.estimate import point_at, to_buy
+from sentinel.cli.estimate import to_buy
+from sentinel.cli.fast_memory_curve import point_at
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.profile import Profile
 from sentinel.core.trace import ROLES
