@@ -302,12 +302,7 @@ def _folder_here() -> str:
 
 def _is_ours(path: str) -> bool:
     """Whether a report may take the place of what is at `path`: nothing, or an earlier report."""
+    from sentinel.files.disk import may_be_written
     from sentinel.reports.html.shell import BEGINS
 
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(BEGINS)) == BEGINS.encode()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    return may_be_written(path, BEGINS.encode())

@@ -92,6 +92,17 @@ def check_writable(path: PathLike) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
 
 
+def may_be_written(path: PathLike, begins: bytes) -> bool:
+    """Whether nothing is at `path`, or a file that begins so: one of ours."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(begins)) == begins
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def _place(path: PathLike) -> tuple[str, str]:
     """Folder and path of the file that `path` means, links followed."""
     target = os.path.realpath(path)

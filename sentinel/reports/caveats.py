@@ -14,6 +14,7 @@ from sentinel.core.run import OUTCOMES, Run, TrialDecision
 from sentinel.core.trace import Quality
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.grades import SMALL_SHARE, Grades, sentence
+from sentinel.reports.headline import number
 from sentinel.reports.price_of_moves import unpriced
 from sentinel.reports.setup import Setup
 
@@ -81,9 +82,9 @@ def busy(headline: dict[str, Any]) -> list[str]:
     others: list[str] = []
     waits: list[str] = []
     for phase, name in PHASES.items():
-        share = _number(headline, f"busy_{phase}_share")
+        share = number(headline.get(f"busy_{phase}_share"))
         if share is not None and share > BUSY_SHARE:
-            by_others = _number(headline, f"others_{phase}_share") is not None
+            by_others = number(headline.get(f"others_{phase}_share")) is not None
             (others if by_others else waits).append(f"{share:.0%} of the {name}")
     if not others and not waits:
         return []
@@ -103,7 +104,7 @@ def _of_waits(headline: dict[str, Any]) -> list[str]:
     """That the training thread waited for a processor, where others did not have it."""
     told = []
     for phase, name in PHASES.items():
-        waited, others = (_number(headline, f"{what}_{phase}_share") for what in ("waited", "others"))
+        waited, others = (number(headline.get(f"{what}_{phase}_share")) for what in ("waited", "others"))
         if waited is not None and others is not None and waited > BUSY_SHARE >= others:
             told.append(f"{waited:.0%} of the time in the {name}, while others had {others:.0%} of the processors")
     if not told:
@@ -112,12 +113,6 @@ def _of_waits(headline: dict[str, Any]) -> list[str]:
         "Threads of the job itself had it, such as Sentinel's movers, or a limit of the container was used up: that is"
     )
     return [f"The training thread waited for a processor: {'; '.join(told)}. {why} part of what a step takes here."]
-
-
-def _number(headline: dict[str, Any], name: str) -> float | None:
-    """A file may have anything there."""
-    value = headline.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _of_plan(plan: Plan, found: Grades) -> None:

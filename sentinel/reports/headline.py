@@ -127,8 +127,12 @@ def range_shares(plan: Plan | None) -> dict[str, float | None]:
 
 def _share(told: Any, name: str) -> float | None:
     one = told.get(name) if isinstance(told, dict) else None
-    share = one.get("fast_served_fraction") if isinstance(one, dict) else None
-    return float(share) if isinstance(share, int | float) and not isinstance(share, bool) else None
+    return number(one.get("fast_served_fraction")) if isinstance(one, dict) else None
+
+
+def number(value: Any) -> float | None:
+    """What a file has where a number is expected; None where it is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def claimed_pages(run: Run | None) -> int | None:
@@ -187,6 +191,14 @@ def steady_steps(run: Run) -> list[int]:
     """Numbers of the steps that ran as planned."""
     found: list[int] = run.steps["step"][run.steps["in_step"]].tolist()
     return found
+
+
+def nearest_median(steps: NDArray[Any]) -> int | None:
+    """The number of the step of `steps` whose time is nearest the median; the last of equals, None without any."""
+    if not len(steps):
+        return None
+    off = np.abs(steps["duration_ns"] - np.median(steps["duration_ns"]))
+    return int(steps["step"][len(steps) - 1 - int(off[::-1].argmin())])
 
 
 def median_by_layer(run: Run, values: NDArray[Any], length: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -257,9 +269,9 @@ def _gap(plan: Plan | None, predicted: int | None) -> float | None:
     """How far the predicted step lies above the bound, as a share of the bound."""
     if plan is None:
         return None
-    told = plan.details.get("optimality_gap")
-    if isinstance(told, int | float) and not isinstance(told, bool):
-        return float(told)
+    told = number(plan.details.get("optimality_gap"))
+    if told is not None:
+        return told
     if plan.bound_step_ns and predicted is not None:
         return predicted / plan.bound_step_ns - 1
     return None

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from sentinel.core.errors import FormatError
-from sentinel.files.disk import write_whole
+from sentinel.files.disk import may_be_written, write_whole
 from sentinel.reports import forms
 from sentinel.reports.all_ranks import AllRanks
 from sentinel.reports.rank_rows import FORMAT, TRAINS, RankRow, read, told_by
@@ -45,7 +45,7 @@ class RankFiles:
     def foreign(self) -> str:
         """The first file that would be written and is somebody else's, of those that the user has not named; or ""."""
         facts = self._facts(self.who.rank)
-        return "" if facts == self.own or _may_be_written(facts) else facts
+        return "" if facts == self.own or may_be_written(facts, _BEGINS) else facts
 
     def begin(self, state: str = TRAINS) -> None:
         """This rank trains from now on, and has no report yet; or will have none. Raises FormatError."""
@@ -107,14 +107,3 @@ def _version(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-def _may_be_written(path: str) -> bool:
-    """Whether nothing is there, or a report."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(_BEGINS)) == _BEGINS
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,29 +12,30 @@ import pandas as pd
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.alike import alike
 from sentinel.reports.caveats import busy
+from sentinel.reports.headline import number
 from sentinel.reports.html.svg import escape, tag
-from sentinel.reports.html.tables import MAX_ROWS, Column, pairs, table
+from sentinel.reports.html.tables import MAX_ROWS, Column, Show, of_share, pairs, plain, table
 from sentinel.reports.saved_report import SavedReport
 from sentinel.reports.section import NO_TEXT, Document, Frames, Heading, Section, TextTable, tables_of
 from sentinel.reports.text import printable
 
 TOP = 15
 """Groups of like tensors in the text."""
-_FIGURES = (
-    ("what was done", "kind", "text"),
-    ("slow tier", "slow", "text"),
-    ("policy", "policy", "text"),
-    ("fast budget", "fast_capacity_bytes", "bytes"),
-    ("footprint, all fast", "peak_bytes", "bytes"),
-    ("outside of the plan", "outside_bytes", "bytes"),
-    ("served from fast", "fast_served_fraction", "share"),
-    ("migrated a step", "migrated_bytes_per_step", "bytes"),
-    ("waits a step", "stall_ns_per_step", "ns"),
-    ("step, plain", "step_ns_plain", "ns"),
-    ("step, applied", "step_ns_applied", "ns"),
-    ("step, predicted", "step_ns_predicted", "ns"),
-    ("layers", "layers", "count"),
-    ("tensors", "tensors", "count"),
+_FIGURES: tuple[tuple[str, str, Show], ...] = (
+    ("what was done", "kind", str),
+    ("slow tier", "slow", str),
+    ("policy", "policy", str),
+    ("fast budget", "fast_capacity_bytes", format_bytes),
+    ("footprint, all fast", "peak_bytes", format_bytes),
+    ("outside of the plan", "outside_bytes", format_bytes),
+    ("served from fast", "fast_served_fraction", of_share),
+    ("migrated a step", "migrated_bytes_per_step", format_bytes),
+    ("waits a step", "stall_ns_per_step", format_ns),
+    ("step, plain", "step_ns_plain", format_ns),
+    ("step, applied", "step_ns_applied", format_ns),
+    ("step, predicted", "step_ns_predicted", format_ns),
+    ("layers", "layers", plain),
+    ("tensors", "tensors", plain),
 )
 
 
@@ -68,7 +68,7 @@ class Difference:
         """What the whole of it cost, in a sentence or two."""
         told = []
         applied, predicted = (
-            [_number(each.headline, f"step_ns_{how}") for each in (self.before, self.after)]
+            [number(each.headline.get(f"step_ns_{how}")) for each in (self.before, self.after)]
             for how in ("applied", "predicted")
         )
         step_a, step_b = applied if all(applied) else predicted  # never one beside the other
@@ -88,11 +88,6 @@ class Difference:
         on_files = all(each.headline.get("kind") == "passive" for each in (self.before, self.after))
         changed = "" if on_files else f"; {counted(len(self.tensors), 'tensor')} changed"  # the others list them
         return f"{first[0].upper()}{first[1:]}{changed}."
-
-
-def _number(headline: dict[str, Any], name: str) -> float | None:
-    value = headline.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _of_tensors(report: SavedReport) -> pd.DataFrame:
@@ -130,34 +125,18 @@ def _what(row: dict[Any, Any]) -> str:
     return ", ".join(told)
 
 
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,}"
-
-
-def _figure(value: Any, kind: str) -> str:
+def _figure(value: Any, show: Show) -> str:
     if value is None or isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         return "unknown"
-    if kind == "text" or not isinstance(value, int | float):
-        return str(value)
-    shows: dict[str, Callable[[float], str]] = {
-        "bytes": format_bytes,
-        "ns": format_ns,
-        "share": _share,
-        "count": _count,
-    }
-    return shows[kind](value)
+    return show(value) if isinstance(value, int | float) else str(value)
 
 
 def _figures(document: Document[Difference]) -> TextTable:
     a, b = document.facts.before.headline, document.facts.after.headline
     rows = [("", document.facts.before.name, document.facts.after.name)]
-    for words, name, kind in _FIGURES:
+    for words, name, show in _FIGURES:
         if a.get(name) is not None or b.get(name) is not None:
-            rows.append((words, _figure(a.get(name), kind), _figure(b.get(name), kind)))
+            rows.append((words, _figure(a.get(name), show), _figure(b.get(name), show)))
     return TextTable("Figures", rows)
 
 

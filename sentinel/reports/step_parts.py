@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sentinel.core.machine import Machine
 from sentinel.core.run import Run
 from sentinel.reports.facts import Facts
+from sentinel.reports.headline import nearest_median
 from sentinel.simulator import lost_to_moves_ns
 
 
@@ -68,11 +69,7 @@ def _of_run(run: Run, what: str, plain: int | None, *, known: bool, machine: Mac
 
 def median_step(run: Run) -> int | None:
     """Of the steps that ran as planned, the one whose time is nearest the median; the last of equals."""
-    rows = run.steps[run.steps["in_step"]]
-    if not len(rows):
-        return None
-    off = np.abs(rows["duration_ns"] - np.median(rows["duration_ns"]))
-    return int(rows["step"][len(rows) - 1 - int(off[::-1].argmin())])
+    return nearest_median(run.steps[run.steps["in_step"]])
 
 
 def _moving(moves: NDArray[Any], layers: NDArray[Any]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, REASONS, Run
 from sentinel.core.trace import LayerId
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.headline import moves_of_steps
+from sentinel.reports.headline import moves_of_steps, nearest_median
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, time_ticks
 
 MAX_SHOWN = 1500
@@ -86,11 +86,7 @@ def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId], keys: Callable
 def typical_step(run: Run) -> int | None:
     """Of the steps that ran as planned and have migrations, other than those done once only, the one whose time is
     nearest the median; the last of equals."""
-    rows = run.steps[run.steps["in_step"] & np.isin(run.steps["step"], moves_of_steps(run)["step"])]
-    if not len(rows):
-        return None
-    off = np.abs(rows["duration_ns"] - np.median(rows["duration_ns"]))
-    return int(rows["step"][len(rows) - 1 - int(off[::-1].argmin())])
+    return nearest_median(run.steps[run.steps["in_step"] & np.isin(run.steps["step"], moves_of_steps(run)["step"])])
 
 
 def _bands(bands: NDArray[Any], x: Place, top: float, height: float, layers: Sequence[LayerId]) -> str:
