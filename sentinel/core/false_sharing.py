@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.ragged import ranges
 from sentinel.core.units import PAGE_BYTES
 
 PLACED_DTYPE = np.dtype(
@@ -93,7 +94,7 @@ def _cold_bytes(
     page, row, nbytes = page[order], row[order], nbytes[order]
     low, high = np.searchsorted(row, used[:, 0]), np.searchsorted(row, used[:, 0], "right")
     times = high - low
-    at = np.repeat(low, times) + np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    at = ranges(low, times)
     layer = np.repeat(used[:, 1], times)
     hot = np.unique(page[at] * n_layers + layer)
     alive = np.zeros(len(hot) + 1, np.int64)  # bytes that live through the layer, as differences along `hot`

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.ragged import ranges
 from sentinel.core.trace import PAGE_RUN_DTYPE, SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE
 
 PAGE_DTYPE = np.dtype([("layer", "<i4"), ("page", "<i8"), ("reads", "<i4"), ("writes", "<i4")])
@@ -186,11 +187,10 @@ def by_page(runs: Runs, most_pages: int = 1 << 20) -> Iterator[tuple[NDArray[np.
 def pages_of_runs(rows: NDArray[Any]) -> NDArray[Any]:
     """Rows of PAGE_DTYPE, one a page and layer, sorted so, of rows of PAGE_RUN_DTYPE. Where there are few."""
     rows = joined(rows)
-    ends = rows["npages"].cumsum()
     of = np.repeat(np.arange(len(rows)), rows["npages"])
     found = np.zeros(len(of), PAGE_DTYPE)
     found["layer"] = rows["layer"][of]
-    found["page"] = rows["page"][of] + np.arange(len(of)) - (ends - rows["npages"])[of]
+    found["page"] = ranges(rows["page"], rows["npages"])
     unknown = (rows["seen"] & SEEN_UNKNOWN) != 0
     for name, bit in (("reads", SEEN_READ), ("writes", SEEN_WRITE)):
         found[name] = np.where(unknown, -1, (rows["seen"] & bit) != 0)[of]

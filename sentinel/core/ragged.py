@@ -12,6 +12,11 @@ def positions(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
+def ranges(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers of [begin, begin + count), of one range after the other."""
+    return np.asarray(np.repeat(begin, count) + positions(count))
+
+
 def ring_layers(
     start: NDArray[np.int64], stop: NDArray[np.int64], length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sentinel.core.extents import extent_shares
 from sentinel.core.plan import USE_DTYPE, Plan
 from sentinel.core.profile import Profile
-from sentinel.core.ragged import positions
+from sentinel.core.ragged import ranges
 
 
 def with_uses(plan: Plan, profile: Profile | None) -> Plan:
@@ -33,7 +33,7 @@ def block_uses(plan: Plan, profile: Profile) -> NDArray[Any]:
     first = np.searchsorted(extent, profile.accesses["extent"], "left")
     count = np.searchsorted(extent, profile.accesses["extent"], "right") - first
     a, length = profile.accesses, profile.n_layers
-    row, which = np.repeat(np.arange(len(a)), count), positions(count) + np.repeat(first, count)
+    row, which = np.repeat(np.arange(len(a)), count), ranges(first, count)
     block, share, layer = block[which], share[which], a["layer"][row]
     start, stop = plan.block_columns.start[block], plan.block_columns.stop[block]
     alive = np.flatnonzero(((layer >= start) & (layer < stop)) | (layer + length < stop))

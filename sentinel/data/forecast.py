@@ -198,10 +198,8 @@ class _Epochs:
     ) -> ForecastRow:
         """An order in memory of this shape, which reads the chunks of `layout`, of `unit` samples; `gap_bytes` as of
         `simulate`. Raises UsageError where it has too little room."""
-        order, room = (
-            Order(kind),
-            Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(self._layout, shape)),
-        )
+        order = Order(kind)
+        room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(self._layout, shape))
         before = plan(layout, order, room, Epoch(self._orders[0], self._orders[1]))
         staging = before
         if kind == "exact":

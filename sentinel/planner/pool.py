@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.plan import Block, ring_sum
 from sentinel.core.profile import Profile
-from sentinel.core.ragged import positions
+from sentinel.core.ragged import ranges
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.packing import pack_slots
 from sentinel.planner.workload import Workload, short_peaks, slot_bytes
@@ -74,7 +74,7 @@ def layered_blocks(pool: Pool, profile: Profile, base: int, tier: int, name: str
     first = np.searchsorted(high, pool.offsets, side="right")
     count = np.maximum(np.searchsorted(low, pool.offsets + t["nbytes"], side="left") - first, 0)
     tenant = np.repeat(np.arange(len(t)), count)
-    row = positions(count) + np.repeat(first, count)
+    row = ranges(first, count)
     run_of = run[row, t["start"][tenant]]  # all of a tenant's life is in one run
     order = np.lexsort((tenant, run_of))
     cuts = np.searchsorted(run_of[order], np.arange(len(begin) + 1)).tolist()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.plan import ring_sum
-from sentinel.core.ragged import positions
+from sentinel.core.ragged import positions, ranges
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.decision import EVICT, PART_DTYPE, Decision, Episodes, migrations_of, tier_at_zero
 from sentinel.planner.master import Columns, Master, Mix
@@ -236,5 +236,5 @@ def _moves(
     movers = np.flatnonzero(column_of_part >= 0)
     first = np.searchsorted(owner[order], column_of_part[movers])
     count = np.searchsorted(owner[order], column_of_part[movers], side="right") - first
-    rows = order[positions(count) + np.repeat(first, count)]
+    rows = order[ranges(first, count)]
     return migrations_of(episodes, rows, np.repeat(movers, count), length, EVICT)

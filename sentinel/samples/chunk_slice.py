@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.ragged import positions
+from sentinel.core.ragged import ranges
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
 from sentinel.samples.room import Room
@@ -34,11 +34,7 @@ class ChunkSlice:
     def of(cls, layout: Layout, order: Order, permutation: NDArray[np.int64]) -> ChunkSlice:
         """The slice of `order.rank`."""
         n = len(permutation)
-        when = np.empty(n, np.int64)
-        when[permutation] = np.arange(n)
-        chunks = np.argsort(np.minimum.reduceat(when, layout.first_sample[:-1]))
-        counts = layout.chunk_samples[chunks].astype(np.int64)
-        samples = np.repeat(layout.first_sample[:-1][chunks], counts) + positions(counts)
+        samples, when = samples_by_chunk(layout, permutation)
         share = order.per_rank(n)
         samples = samples[np.arange(order.rank * share, (order.rank + 1) * share) % n]
         of_chunk = layout.chunk_of[samples].astype(np.int64)
@@ -53,12 +49,21 @@ class ChunkSlice:
         begin = np.cumsum(counts) - counts
         by_due = np.argsort(grouped[begin])
         counts = counts[by_due]
-        until = grouped[np.repeat(begin[by_due], counts) + positions(counts)]
+        until = grouped[ranges(begin[by_due], counts)]
         stay_at = np.empty(len(at), np.int64)
         stay_at[until] = np.arange(len(at))
         order = self.samples[at]
         of_read = np.repeat(np.arange(len(counts)), counts)
         return Staging(room, order, chunk[by_due], grouped[begin][by_due], order[until], of_read, until, stay_at)
+
+
+def samples_by_chunk(layout: Layout, permutation: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(n,) all samples, those of a chunk together, in the order in which the permutation first meets the chunks; and
+    (n,) where the permutation has each sample."""
+    when = np.empty(len(permutation), np.int64)
+    when[permutation] = np.arange(len(permutation))
+    chunks = np.argsort(np.minimum.reduceat(when, layout.first_sample[:-1]))
+    return ranges(layout.first_sample[:-1][chunks], layout.chunk_samples[chunks].astype(np.int64)), when
 
 
 def peak_pages(pages: NDArray[np.int64], due: NDArray[np.int64], until: NDArray[np.int64], lead: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -97,7 +97,7 @@ def _rest(layout: Layout, order: Order, permutation: NDArray[np.int64], begun: B
     """What is left for this rank of an epoch in whose order any other room and number of ranks began."""
     if order.kind == "exact":
         return order.of_rank(permutation, begun.delivered)
-    ranks = [Order(order.kind, order.seed, begun.world, rank, order.drop_last) for rank in range(begun.world)]
+    ranks = [replace(order, world=begun.world, rank=rank) for rank in range(begun.world)]
     fresh = Epoch(permutation)
     together = np.stack([plan(layout, rank, begun.room, fresh).order for rank in ranks], axis=1).ravel()
     return order.of_rank(together, begun.delivered)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from sentinel.core.ragged import positions
+from sentinel.core.ragged import ranges
 from sentinel.samples.layout import Layout
 from sentinel.samples.room import Room
 from sentinel.samples.staging import BEFORE, DIRECT, Staging, Windows
@@ -159,7 +159,7 @@ class _Planning:
         self.stop = np.zeros(len(chunks), np.int64) if windows is None else windows.stop.copy()
         """(n_chunks,) The time of the first use after the running window of each chunk."""
         self._at = uses.after(self.stop)
-        self.of_kept = _ranges(uses.first[:-1], self._at - uses.first[:-1])
+        self.of_kept = ranges(uses.first[:-1], self._at - uses.first[:-1])
         """(n,) The uses of windows of before this epoch."""
         self._share = np.asarray((chunks + 0.5) * _SILVER % 1) if windows is None else np.ones(len(chunks))
         self._next = self._next_times(chunks)
@@ -260,11 +260,6 @@ def _rows(column: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     return sliding_window_view(np.concatenate([column, np.zeros(width, np.int64)]), width)
 
 
-def _ranges(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers of [begin, begin + count), of one range after the other."""
-    return np.asarray(np.repeat(begin, count) + positions(count))
-
-
 def _sums(at: NDArray[np.int64], pages: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """(length,) Of the pages at each row."""
     return np.bincount(np.minimum(at, length), pages, length + 1)[:length].astype(np.int64)
@@ -274,7 +269,7 @@ def _staging(uses: _Uses, planned: _Planning) -> Staging:
     """The staging of these windows."""
     m = len(uses.order)
     of_window = np.repeat(np.arange(len(planned.due)), planned.n_uses)
-    use = np.repeat(planned.first_use, planned.n_uses) + positions(planned.n_uses)
+    use = ranges(planned.first_use, planned.n_uses)
     time = uses.time[use]
     new = uses.previous[time] < planned.due[of_window]
     kept = uses.kept

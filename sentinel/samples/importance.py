@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.samples.chunk_slice import samples_by_chunk
 from sentinel.samples.exact import stage_exact
 from sentinel.samples.layout import Layout
 from sentinel.samples.room import Room
@@ -38,11 +39,11 @@ class Importance:
     substitute: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("beta", 0), ("warm_up", 0), ("reuse_factor", 0)):
+        for name in ("beta", "warm_up", "reuse_factor"):
             value = getattr(self, name)
             whole = isinstance(value, int) or (name == "beta" and isinstance(value, float))
-            if isinstance(value, bool) or not whole or not least <= value < float("inf"):
-                raise UsageError(f"Importance({name}={value!r}) has no meaning", f"give a number of at least {least}")
+            if isinstance(value, bool) or not whole or not 0 <= value < float("inf"):
+                raise UsageError(f"Importance({name}={value!r}) has no meaning", "give a number of at least 0")
         if self.unbiased and self.substitute:
             raise UsageError(
                 "Importance(unbiased=True, substitute=True) has no meaning: a substitute was not drawn",
@@ -91,17 +92,9 @@ def select(
     if importance.substitute:
         least[np.argsort(rank[drawn])[: int(_LEAST * len(drawn))]] = True
         samples = samples.copy()
-        samples[least] = _by_chunk(layout, permutation)[: int(least.sum())]
+        samples[least] = samples_by_chunk(layout, permutation)[0][: int(least.sum())]
     weights = 1 / probability[drawn] if importance.unbiased else np.ones(len(drawn))
     return Selection(samples, weights, least & (samples != permutation[drawn]))
-
-
-def _by_chunk(layout: Layout, permutation: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n,) all samples, those of a chunk together, in the order in which the permutation first meets the chunks."""
-    when = np.empty(len(permutation), np.int64)
-    when[permutation] = np.arange(len(permutation))
-    first = np.minimum.reduceat(when, layout.first_sample[:-1])
-    return np.argsort(first[layout.chunk_of], kind="stable")
 
 
 def stage_selected(

@@ -49,7 +49,11 @@ class Order:
         return n // self.world if self.drop_last else -(-n // self.world)
 
     def of_rank(self, permutation: NDArray[np.int64], delivered: int = 0) -> NDArray[np.int64]:
-        """(m,) the samples of this rank in torch's order. `permutation`: (n,) of all samples.
+        """(m,) the samples of this rank in torch's order; see `of_all`."""
+        return self.of_all(permutation, delivered)[self.rank :: self.world]
+
+    def of_all(self, permutation: NDArray[np.int64], delivered: int = 0) -> NDArray[np.int64]:
+        """What all ranks deliver, in turn. `permutation`: (n,) of all samples.
 
         `delivered`: how many of the epoch all ranks together have delivered before; the rest is split again, so a job
         goes on with another number of ranks where it stopped. Raises UsageError for less than none.
@@ -61,4 +65,4 @@ class Order:
         if total > len(rest):
             repeats = -(-(total - len(rest)) // len(permutation))
             rest = np.concatenate([rest, np.tile(permutation, repeats)[: total - len(rest)]])
-        return np.asarray(rest[:total][self.rank :: self.world], np.int64)
+        return np.asarray(rest[:total], np.int64)

@@ -90,12 +90,12 @@ def plan_world(
     """
     room.checked(layout)
     delivered = 0 if epoch.begun is None else epoch.begun.delivered
-    following = [] if epoch.following is None else [_in_turn(order, epoch.following)]
+    following = [] if epoch.following is None else [order.of_all(epoch.following)]
     kept = np.zeros(0, NAME) if before is None else before.names[before.staging.kept]
     staging = stage_exact(
         layout,
         room,
-        _in_turn(order, epoch.permutation, delivered),
+        order.of_all(epoch.permutation, delivered),
         following,
         None if before is None else before.staging,
     )
@@ -121,9 +121,3 @@ def readers(n_chunks: int, world: int) -> NDArray[np.int64]:
         found[weight > most] = rank
         np.maximum(most, weight, out=most)
     return found
-
-
-def _in_turn(order: Order, permutation: NDArray[np.int64], delivered: int = 0) -> NDArray[np.int64]:
-    """What all ranks deliver, in turn."""
-    ranks = [Order(order.kind, order.seed, order.world, rank, order.drop_last) for rank in range(order.world)]
-    return np.stack([rank.of_rank(permutation, delivered) for rank in ranks], axis=1).ravel()

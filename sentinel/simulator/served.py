@@ -16,6 +16,7 @@ from sentinel.core.extents import extent_shares
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.ragged import ranges
 
 _MOST_USE = 0.95
 
@@ -54,9 +55,8 @@ def rows_of(
     for low, high in pieces:
         first = np.searchsorted(key, extent * length + low)
         count = np.maximum(np.searchsorted(key, extent * length + high) - first, 0)
-        query = np.repeat(np.arange(len(extent)), count)
-        rows.append(np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + first[query])
-        whose.append(query)
+        rows.append(ranges(first, count))
+        whose.append(np.repeat(np.arange(len(extent)), count))
     return np.concatenate(rows), np.concatenate(whose)
 
 
@@ -68,7 +68,7 @@ def tier_shares(plan: Plan, profile: Profile) -> NDArray[np.float64]:
     first = np.searchsorted(block, slow[:, 0])
     count = np.searchsorted(block, slow[:, 0], side="right") - first
     span = np.repeat(np.arange(len(slow)), count)
-    pair = np.arange(len(span)) - np.repeat(np.cumsum(count) - count, count) + first[span]
+    pair = ranges(first, count)
     row, query = rows_of(profile, extent[pair], slow[span, 2], slow[span, 3])
     shape = (len(plan.tier_names), len(profile.accesses))
     served = np.bincount(slow[span[query], 1] * shape[1] + row, share[pair[query]], shape[0] * shape[1])
