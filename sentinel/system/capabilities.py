@@ -237,9 +237,7 @@ def probe_all() -> list[Capability]:
 def _try(probe: _Probe) -> Capability:
     try:
         seen, available = probe.attempt(), True
-    except probes.Missing as missing:
-        seen, available = str(missing), False
-    except NativeError as error:
+    except (probes.Missing, NativeError) as error:
         seen, available = str(error), False
     except (SentinelError, OSError, ValueError) as error:
         seen, available = f"{type(error).__name__}: {error}", False

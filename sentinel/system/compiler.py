@@ -143,11 +143,15 @@ def _remove_scratch(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
+def found_compiler() -> str | None:
+    """The path of the C++ compiler that is used; None without one."""
+    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
 def _compiler(name: str) -> str:
-    for candidate in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        found = shutil.which(candidate) if candidate else None
-        if found:
-            return found
+    if found := found_compiler():
+        return found
     raise CapabilityError(f"compiling {name}", "no C++ compiler was found", _APT_REMEDY)
 
 

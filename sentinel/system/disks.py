@@ -25,14 +25,12 @@ _MOST_LAYERS = 8  # of devices and file systems over one another
 
 @dataclass(frozen=True)
 class Disk:
-    """`folder`: the directory asked about. `file_system`: its name in Linux. `mounted_at`: where it begins.
-    `free_bytes`: what this user may still write. `unnamed`: files can be born without a name (O_TMPFILE). `direct`:
-    files can be read and written past the page cache (O_DIRECT). `memory`: why what is written there takes memory; ""
-    if it does not."""
+    """`folder`: the directory asked about. `file_system`: its name in Linux. `free_bytes`: what this user may still
+    write. `unnamed`: files can be born without a name (O_TMPFILE). `direct`: files can be read and written past the
+    page cache (O_DIRECT). `memory`: why what is written there takes memory; "" if it does not."""
 
     folder: Path
     file_system: str
-    mounted_at: Path
     free_bytes: int
     unnamed: bool
     direct: bool
@@ -71,7 +69,6 @@ def disk_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
     return Disk(
         folder=path,
         file_system=mount.file_system,
-        mounted_at=mount.at,
         free_bytes=free.f_bavail * free.f_frsize,
         unnamed=_opens(path, os.O_TMPFILE),
         direct=_opens(path, os.O_TMPFILE | os.O_DIRECT),

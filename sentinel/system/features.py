@@ -22,9 +22,9 @@ _SOFT_DIRTY = 1 << 55
 _HUGE_BYTES = 2 << 20
 
 ADVICE = {
-    "MADV_REMOVE": (9, "free pages of a profiled step go back to the system"),
-    "MADV_HUGEPAGE": (14, "large pages under plans that move nothing"),
-    "MADV_NOHUGEPAGE": (15, "small pages where tensors are distinguished by page"),
+    "MADV_REMOVE": 9,  # free pages of a profiled step go back to the system
+    "MADV_HUGEPAGE": 14,  # large pages under plans that move nothing
+    "MADV_NOHUGEPAGE": 15,  # small pages where tensors are distinguished by page
 }
 """What the arenas ask of madvise(), beside MADV_DONTNEED."""
 LATER_ADVICE = {"MADV_POPULATE_WRITE": 23, "MADV_COLLAPSE": 25}
@@ -74,7 +74,7 @@ def soft_dirty() -> str:
 
 def advice() -> str:
     """madvise() takes what the arenas ask for."""
-    refused = [name for name, (number, _) in ADVICE.items() if _advised(number, shared=name == "MADV_REMOVE")]
+    refused = [name for name, number in ADVICE.items() if _advised(number, shared=name == "MADV_REMOVE")]
     if refused:
         raise Missing(f"madvise() refuses {', '.join(refused)}")
     more = [name for name, number in LATER_ADVICE.items() if _advised(number, shared=False) in (0, errno.EAGAIN)]

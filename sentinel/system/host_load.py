@@ -25,15 +25,14 @@ JudgedBy = Literal["others", "waits"]
 class HostLoad(NamedTuple):
     """Between two readings; None where the kernel does not tell, or too little was run.
 
-    `wall_ns`, `cpu_ns`: processor time of all threads of this process. `waited_share`: of the time in which the job's
-    thread wanted a processor, that in which it got none: others had it, or threads of the job itself (more of them than
+    `cpu_ns`: processor time of all threads of this process. `waited_share`: of the time in which the job's thread
+    wanted a processor, that in which it got none: others had it, or threads of the job itself (more of them than
     processors, Sentinel's movers too), or a cgroup's quota was used up.
     `stolen_share`: of all processors' time, that which a hypervisor gave to others. `others_share`: that which others
     had, the hypervisor included: all processes but the job's. It is the larger of two shares, of all processors, and of
     those that the job may use.
     """
 
-    wall_ns: int
     cpu_ns: int
     waited_share: float | None
     stolen_share: float | None
@@ -77,7 +76,6 @@ class Reading(NamedTuple):
     """Sums so far: times of this process, of one thread of it on a processor and waiting for one, 0 where the kernel
     does not tell; and what processors did."""
 
-    wall_ns: int
     cpu_ns: int
     ran_ns: int
     waited_ns: int
@@ -88,7 +86,7 @@ def read(thread: int, root: Path = Path("/")) -> Reading:
     """A reading; `thread`: the kernel's number of a thread of this process."""
     scheduled = [int(word) for word in text(root / f"proc/self/task/{thread}/schedstat").split()]
     ran, waited = scheduled[:2] if len(scheduled) > 1 else (0, 0)
-    return Reading(time.monotonic_ns(), time.process_time_ns(), ran, waited, spent(job(), root))
+    return Reading(time.process_time_ns(), ran, waited, spent(job(), root))
 
 
 def job() -> int:
@@ -133,11 +131,10 @@ def others_share(before: Spent, after: Spent, least_ticks: int = 1) -> float | N
 
 def between(before: Reading, after: Reading) -> HostLoad:
     """The load from one reading to the next."""
-    wall, cpu, ran, waited = (now - then for then, now in zip(before[:4], after[:4], strict=True))
+    cpu, ran, waited = (now - then for then, now in zip(before[:3], after[:3], strict=True))
     wanted, there = ran + waited, before.spent.processors.keys() & after.spent.processors.keys()
     ticks, stolen = (_passed(before.spent, after.spent, there, what) for what in ("ticks", "stolen"))
     return HostLoad(
-        wall,
         cpu,
         waited / wanted if wanted >= LEAST_NS and waited >= 0 else None,
         stolen / ticks if ticks >= LEAST_TICKS and stolen >= 0 else None,

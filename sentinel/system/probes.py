@@ -9,13 +9,13 @@ import mmap
 import os
 import platform
 import re
-import shutil
 import struct
 import subprocess
 from pathlib import Path
 
 from sentinel.core.units import PAGE_BYTES
 from sentinel.system import numa, versions
+from sentinel.system.compiler import found_compiler
 from sentinel.system.kernel import system_call
 from sentinel.system.topology import topology as read_topology
 
@@ -141,16 +141,15 @@ def pagemap() -> str:
 
 def compiler() -> str:
     """A line of C++ is checked by the compiler that would be used."""
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        path = shutil.which(name) if name else None
-        if path:
-            command = [path, "-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
-            done = subprocess.run(command, input=b"int f();", capture_output=True, timeout=1, check=False)
-            if done.returncode:
-                said = " ".join(done.stderr.decode(errors="replace").split())
-                raise Missing(f"{path} does not take C++20: {said[:200]}")
-            return path
-    raise Missing("none of $CXX, c++, g++, clang++ was found")
+    path = found_compiler()
+    if path is None:
+        raise Missing("none of $CXX, c++, g++, clang++ was found")
+    command = [path, "-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
+    done = subprocess.run(command, input=b"int f();", capture_output=True, timeout=1, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise Missing(f"{path} does not take C++20: {said[:200]}")
+    return path
 
 
 def torch() -> str:

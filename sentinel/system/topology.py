@@ -44,16 +44,9 @@ Latencies = Mapping[int, float]
 """Node -> measured latency in ns, seen from one node."""
 
 
-def topology(
-    root: Path = Path("/"),
-    cpus: Collection[int] | None = None,
-    measured: Callable[[tuple[Node, ...], int], Latencies] | None = None,
-) -> Topology:
-    """What sysfs under `root` tells; empty where it tells nothing. `cpus`: of this process, by default as allowed.
-
-    `measured(nodes, fast)`: latencies that a calibration found, empty where there is none; by default those of
-    the calibration that is kept for this host. Never raises.
-    """
+def topology(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Topology:
+    """What sysfs under `root` tells, and the calibration that is kept for this host; empty where it tells nothing.
+    `cpus`: of this process, by default as allowed. Never raises."""
     system = root / "sys/devices/system/node"
     tiers = _memory_tiers(root)
     listed = numbers(text(system / "online")) or _listed(system)
@@ -67,12 +60,8 @@ def topology(
     if not usable:
         return Topology(nodes, spans=spans, forbidden=forbidden)
     fast = _nearest_to(mine, nodes, usable)
-    if measured is not None:
-        told = measured(nodes, fast.number)
-    else:
-        calibration = kept(nodes, fast.number) if root == Path("/") and len(usable) > 1 else None
-        told = {} if calibration is None else latencies(calibration)
-    slower, decided_by = _order(usable, fast, told)
+    calibration = kept(nodes, fast.number) if root == Path("/") and len(usable) > 1 else None
+    slower, decided_by = _order(usable, fast, {} if calibration is None else latencies(calibration))
     return Topology(nodes, fast.number, slower, decided_by, spans, forbidden)
 
 

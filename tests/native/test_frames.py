@@ -17,7 +17,7 @@ import pytest
 
 from sentinel.core.errors import NativeError, TierError, UsageError
 from sentinel.system import limits, native
-from sentinel.system.disks import disk_of
+from sentinel.system.disks import disk_of, mount_of
 from sentinel.tiers.frames import FRAME_BYTES, Counters, Frames, FramesRequest, State
 from tests.processes import LONGEST_S
 
@@ -303,7 +303,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_is_too_small_is_found_out_before_anything_is_there(small_disk: Path) -> None:
     disk = disk_of(small_disk)
-    assert (disk.file_system, disk.mounted_at) == ("ext4", small_disk)
+    assert (disk.file_system, mount_of(small_disk).at) == ("ext4", small_disk)
     with pytest.raises(TierError, match="reserving room in the file") as told:
         Frames(FramesRequest(small_disk, frames=2, granules=100, regions=100))
     assert told.value.errno == errno.ENOSPC

@@ -74,7 +74,7 @@ def test_what_tensors_have_is_told_of_each_layer_of_the_last_measured_step(monke
 def test_how_busy_the_host_was_is_told_of_the_steps_whose_times_are(monkeypatch: pytest.MonkeyPatch) -> None:
     ms, unknown = 1_000_000, Spent({}, None, frozenset())
     ran, waited = (10 * ms, 30 * ms, 70 * ms), (0, 0, 40 * ms)
-    readings = iter([Reading(0, 0, *each, unknown) for each in zip(ran, waited, strict=True)])
+    readings = iter([Reading(0, *each, unknown) for each in zip(ran, waited, strict=True)])
     monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
     monkeypatch.setattr(observer.host_load, "read", lambda _: next(readings))
     made = StepObserver(Window(4, 1), 0, lambda: None, lambda: None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.errors import UsageError
-from sentinel.system.disks import disk_of
+from sentinel.system.disks import disk_of, mount_of
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -39,11 +39,11 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_last_of_the_deepest_mounts_counts(root: Path) -> None:
     disk = disk_of(root / "data", root)
-    assert (disk.file_system, disk.mounted_at, disk.in_memory) == ("tmpfs", root / "data", True)
+    assert (disk.file_system, mount_of(root / "data", root).at, disk.in_memory) == ("tmpfs", root / "data", True)
     disk = disk_of(root / "data" / "with space", root)
     assert (disk.file_system, disk.in_memory) == ("btrfs", False)
     disk = disk_of(root, root)
-    assert (disk.file_system, disk.mounted_at) == ("ext4", Path("/"))
+    assert (disk.file_system, mount_of(root, root).at) == ("ext4", Path("/"))
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def without_figures(words: str) -> str:
 def test_the_headline_has_the_rows_that_the_demo_prints_today() -> None:
     """In their order, and with today's remarks: who adds a row to the headline, or renames one, decides what the README
     shows of it."""
-    load = HostLoad(10**9, 10**9, waited_share=0.01, stolen_share=0.0, others_share=0.02)
+    load = HostLoad(10**9, waited_share=0.01, stolen_share=0.0, others_share=0.02)
     report = full_report(replace(SETUP, profiled_load=load, applied_load=load))
     printed = headline_rows(report.headline)
     assert len({name for name, _, _ in printed}) == len(printed)

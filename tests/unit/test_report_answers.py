@@ -232,7 +232,7 @@ def test_what_tensors_lose_is_told_as_part_of_a_step_and_beside_what_waits_cost(
         name = found.alike.label(int(found.alike.of[1]))
         answer = f"Waits for moves cost more: 2.00 s a step in the mean, 2.00 s of it for {name}; what moved is below."
         assert (answer in page(found).replace("<wbr>", "")) == said
-    busy = full_report(dataclasses.replace(SETUP, applied_load=HostLoad(10**9, 10**9, 0.5, 0.0, 0.5)))
+    busy = full_report(dataclasses.replace(SETUP, applied_load=HostLoad(10**9, 0.5, 0.0, 0.5)))
     assert "of a step), since slower" not in page(busy)
 
 

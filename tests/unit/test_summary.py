@@ -85,7 +85,7 @@ def test_a_host_whose_speed_changed_gives_no_ratio() -> None:
 
 def loads(profiled: float | None, applied: float | None, waited: float | None = 0.0) -> Setup:
     """What others had is known of the applied steps only."""
-    first, then = HostLoad(10**9, 10**9, profiled, 0.0, None), HostLoad(10**9, 10**9, waited, 0.0, applied)
+    first, then = HostLoad(10**9, profiled, 0.0, None), HostLoad(10**9, waited, 0.0, applied)
     return Setup(profiled_load=first, applied_load=then)
 
 

@@ -10,7 +10,7 @@ from sentinel.cli import doctor
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import format_bytes
-from sentinel.system.topology import Topology, topology, untold_bytes
+from sentinel.system.topology import Topology, reordered, topology, untold_bytes
 from sentinel.tiers import PRESETS, choice, machine_for
 from sentinel.tiers.presets import MOVER_BYTES_PER_S
 
@@ -307,7 +307,7 @@ def test_firmware_is_trusted_before_a_measurement_and_that_before_the_kernels_ti
     tree.memory_tier(4, "0").memory_tier(30, "1").memory_tier(22, "2")
 
     def measured(found: dict[int, float]) -> Topology:
-        return topology(tree.root, (0,), lambda nodes, fast: found)
+        return reordered(tree.read((0,)), found)
 
     assert (measured({}).slower, measured({}).decided_by) == ((2, 1), "memory_tiering")
     found = {0: 90.0, 1: 140.0, 2: 300.0}
