@@ -10,6 +10,7 @@ from sentinel.planner import POLICIES
 from sentinel.proving.workloads import Workload
 
 CONTROL, OURS = "all-fast", "sentinel"
+"""CONTROL moves nothing and gets all the memory that it needs: what the others are a ratio to."""
 KERNEL = ("kernel-tiering", "first-touch", "weighted-interleave", "interleave", "all-slow")
 """Placements of the kernel on two nodes, beside the two that set the room of all."""
 _FIRST = ("best-static", "sentinel-2021", "all-slow", "first-touch", "weighted-interleave", "interleave", "static")

@@ -14,13 +14,11 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import parse_budget
 from sentinel.files import digest, save
 from sentinel.planner import footprint_bytes, plan
+from sentinel.proving.cells import CONTROL
 from sentinel.proving.orders import CalibrationOrder, WatchOrder
 from sentinel.proving.trained_cell import train
 from sentinel.runtime import RUNTIME, Observer, observe
 from sentinel.simulator import simulate_lawful
-
-CONTROL = "all-fast"
-"""The policy that moves nothing and gets all the memory that it needs: what the others are a ratio to."""
 
 
 class _FirstPlan(Observer):

@@ -61,10 +61,12 @@ class AllRanks:
     def headline(self) -> dict[str, Any]:
         """Sums of bytes, the slowest rank, and how many ranks there are; unknown is None."""
         slowest = max(
-            (row for row in self.facts if _number(row, _STEP)), key=lambda row: row.headline[_STEP], default=None
+            (row for row in self.facts if _value(row, _STEP) is not None),
+            key=lambda row: row.headline[_STEP],
+            default=None,
         )
         kinds = {row.headline.get("kind") for row in self.facts if row.headline}
-        steps = [row.headline[_STEP] for row in self.facts if _number(row, _STEP)]
+        steps = [value for row in self.facts if (value := _value(row, _STEP)) is not None]
         return {
             "kind": kinds.pop() if len(kinds) == 1 else None,
             "ranks": self.size,
@@ -138,13 +140,13 @@ def _in_words(kind: str | None) -> str:
     return f"What was done: {in_words(kind)}." if kind else "The ranks did different things: see the table."
 
 
-def _number(row: RankRow, name: str) -> bool:
+def _value(row: RankRow, name: str) -> int | None:
     value = row.headline.get(name)
-    return isinstance(value, int) and not isinstance(value, bool)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _sum(rows: Rows, name: str) -> int | None:
-    values = [row.headline[name] for row in rows if _number(row, name)]
+    values = [value for row in rows if (value := _value(row, name)) is not None]
     return sum(values) if values else None
 
 
@@ -195,10 +197,6 @@ def _frame(rows: Rows) -> pd.DataFrame:
         "placement": pd.array([row.told.get("placement") for row in rows], "string"),
     }
     return pd.DataFrame(columns)
-
-
-def _value(row: RankRow, name: str) -> int | None:
-    return row.headline[name] if _number(row, name) else None
 
 
 _COLUMNS: tuple[Column, ...] = (

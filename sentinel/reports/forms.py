@@ -19,7 +19,7 @@ from sentinel.reports.text import text_of
 if TYPE_CHECKING:
     import pandas as pd
 
-VERSION = 1
+FORMAT, VERSION = "sentinel-report", 1
 """Of the JSON form."""
 
 
@@ -85,7 +85,7 @@ def form_of(path: str | os.PathLike[str]) -> Callable[[Document[Any], Path], lis
 def as_json(document: Document[Any]) -> dict[str, Any]:
     """The JSON form as a value; `pandas.DataFrame(value["frames"]["tensors"])` gives a table back."""
     return {
-        "format": "sentinel-report",
+        "format": FORMAT,
         "version": VERSION,
         **document.values(),
         "frames": {name: _columns(table) for name, table in document.tables.items()},

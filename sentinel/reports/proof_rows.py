@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from sentinel.reports.caveats import BUSY_SHARE
+
 Proof = Mapping[str, Any]
 """The object in sentinel-proof.json."""
 
 CONTROL, OURS = "all-fast", "sentinel"
-BUSY_SHARE = 0.1
-"""Above this, a host was busy, and no ratio of times is told; as in reports."""
 LAST_STEPS = 5
 """Of a kernel's placement, the last steps that nothing watched: tiering learns while a job runs."""
 

@@ -7,7 +7,8 @@ from statistics import fmean, median
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.proof_rows import BUSY_SHARE, CONTROL, OURS, Proof, ProvedRow, rows, runs
+from sentinel.reports.caveats import BUSY_SHARE
+from sentinel.reports.proof_rows import CONTROL, OURS, Proof, ProvedRow, rows, runs
 from sentinel.reports.text import aligned
 
 HEADS = (
@@ -194,18 +195,6 @@ def _mean_over_control(found: Sequence[ProvedRow], kind: str, name: str) -> str:
     return f"a step takes {fmean(ratios):.3f} of all-fast in the mean of {len(ratios)}, {max(ratios):.3f} at most"
 
 
-TABLE_HEADS = (
-    "processor, kernel, nodes",
-    "slow memory",
-    "bits as stock",
-    "ours over all-fast",
-    "best that moves nothing",
-    "all slow",
-    "ours (compared)",
-    "kernel's tiering (compared)",
-    "error of predicted ratios",
-    "when, cells",
-)
 _RATIOS = (
     ("policy", OURS),
     ("policy", "best-static"),

@@ -15,7 +15,7 @@ from sentinel.core.errors import FormatError
 from sentinel.files.disk import may_be_written, write_whole
 from sentinel.reports import forms
 from sentinel.reports.all_ranks import AllRanks
-from sentinel.reports.rank_rows import FORMAT, TRAINS, RankRow, read, told_by
+from sentinel.reports.rank_rows import TRAINS, RankRow, read, told_by
 from sentinel.reports.session_report import Report
 from sentinel.system.launched import Launched, of_rank
 
@@ -23,7 +23,7 @@ MOST_WRITERS = 64
 """Of a job of more ranks, rank 0 alone writes the report over all: each of them would read the files of all others."""
 _CLOCKS_APART_S = 2.0
 """Files of a rank that were written before this rank began, by more than that, are of an earlier job."""
-_BEGINS = f'{{"format": "{FORMAT}"'.encode()
+_BEGINS = f'{{"format": "{forms.FORMAT}"'.encode()
 
 
 class RankFiles:
@@ -97,7 +97,7 @@ class RankFiles:
         return os.path.splitext(of_rank(self.path, rank))[0] + ".json"
 
     def _save(self, value: dict[str, Any]) -> None:
-        text = json.dumps({"format": FORMAT, "version": forms.VERSION, **value}, allow_nan=False)
+        text = json.dumps({"format": forms.FORMAT, "version": forms.VERSION, **value}, allow_nan=False)
         write_whole(self._facts(self.who.rank), text.encode(errors="backslashreplace") + b"\n")
 
 

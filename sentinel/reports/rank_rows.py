@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sentinel.core.errors import FormatError
 from sentinel.core.plan import Plan
 from sentinel.files.disk import open_regular, read_exactly
+from sentinel.reports.forms import FORMAT
 from sentinel.system.launched import Launched
 from sentinel.system.process_start import started_at
 
@@ -19,7 +20,6 @@ MOST_BYTES = 1 << 30
 """Of a report that is read."""
 MOST_RANKS = 1 << 20
 """Of a job. A report over all ranks has a row for each, also of those that left nothing."""
-FORMAT = "sentinel-report"
 TRAINS, ENDED, FAILED = "trains", "ended", "failed"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sentinel.core.errors import FormatError
 from sentinel.files.disk import open_regular, read_exactly
 from sentinel.files.documents import parse_json
-from sentinel.reports.forms import VERSION
+from sentinel.reports.forms import FORMAT, VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ def load_report(path: str | os.PathLike[str]) -> SavedReport:
     """The report at `path`. Raises FormatError for what is not the JSON form of a session's report."""
     with open_regular(path, MAX_BYTES) as (file, nbytes):
         value = parse_json(path, read_exactly(file, nbytes, path), "file")
-    if not isinstance(value, dict) or value.get("format") != "sentinel-report":
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
         told = value.get("format") if isinstance(value, dict) else None
         what = f"is a {told}" if isinstance(told, str) else "is something else"
         raise FormatError(

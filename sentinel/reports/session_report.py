@@ -17,7 +17,7 @@ from sentinel.core.run import Run
 from sentinel.reports import forms, perfetto
 from sentinel.reports.caveats import done_sentence, events_of
 from sentinel.reports.facts import Facts
-from sentinel.reports.html.page import page
+from sentinel.reports.html.page import in_notebook
 from sentinel.reports.reconcile import reconcile, tables_agree
 from sentinel.reports.section import Frames, Heading, Section, tables_of
 from sentinel.reports.setup import Setup
@@ -47,9 +47,7 @@ class Report(Facts):
 
     def _repr_html_(self) -> str:
         """The page, for notebooks."""
-        from html import escape
-
-        return f'<iframe srcdoc="{escape(page(self))}" style="width: 100%; height: 48em; border: 0"></iframe>'
+        return in_notebook(self, 48)
 
     @property
     def heading(self) -> Heading:

@@ -12,11 +12,9 @@ from sentinel.core.cost import slow_extra_ns
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.core.run import OUTCOMES, REASONS, Run
+from sentinel.core.run import OUTCOMES, Run
+from sentinel.reports.headline import moves_of_steps
 from sentinel.simulator.served import tier_shares
-
-_ONCE = [REASONS.index("initial"), REASONS.index("restore")]
-"""Moved when a plan begins or ends, not in every step."""
 
 Floats = NDArray[np.float64]
 
@@ -106,8 +104,8 @@ def _planned(plan: Plan) -> Moves:
 def _ran(run: Run, n_blocks: int) -> Moves:
     """In the mean of the steps that ran as planned."""
     steady = run.steps["step"][run.steps["in_step"]]
-    rows = run.migrations[np.isin(run.migrations["step"], steady) & ~np.isin(run.migrations["reason"], _ONCE)]
-    rows = rows[rows["block"] < n_blocks]
+    rows = moves_of_steps(run)
+    rows = rows[np.isin(rows["step"], steady) & (rows["block"] < n_blocks)]
     block, down, steps = rows["block"], rows["target"] > rows["source"], max(len(steady), 1)
 
     took = rows["stop_ns"] - rows["start_ns"]

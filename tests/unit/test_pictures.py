@@ -87,10 +87,11 @@ def test_the_charts_say_their_largest_figures() -> None:
     charts = occupancy(PLAN, full_report().tables["occupancy"], columns)
     assert charts.count("<figure>") == len(PLAN.tier_names)
     assert "budget" in charts
-    picture = heat(PROFILE, PLAN, columns)
+    costs, keys = np.zeros(len(PROFILE.names)), np.arange(len(PROFILE.names))
+    picture = heat(PROFILE, PLAN, columns, costs, keys)
     slow = int(picture.split("; ")[-1].split(" of ")[0])
     assert 0 < slow < len(PROFILE.accesses)
-    assert "served from slow memory" not in heat(PROFILE, None, columns)
+    assert "served from slow memory" not in heat(PROFILE, None, columns, costs, keys)
 
 
 def _comparison(speed: float | None, knee: bool) -> Comparison:

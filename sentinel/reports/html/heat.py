@@ -22,13 +22,11 @@ def heat(
     profile: Profile,
     plan: Plan | None,
     columns: Columns,
-    costs: NDArray[np.float64] | None = None,
-    keys: NDArray[np.int64] | None = None,
+    costs: NDArray[np.float64],
+    keys: NDArray[np.int64],
 ) -> str:
     """One row a tensor, one column a layer. `costs`: (n,) what each loses in slower memory; `keys`: (n,) what a click
     on it marks."""
-    costs = np.zeros(len(profile.names)) if costs is None else costs
-    keys = np.arange(len(profile.names)) if keys is None else keys
     largest = chosen(profile, costs)
     states = _states(profile, plan, largest)
     frame = Frame(268, 8, WIDTH - 268 - 12, len(largest) * _ROW, 1)

@@ -21,9 +21,8 @@ class Columns:
 
     def __init__(self, layers: Sequence[LayerId]) -> None:
         self.layers = layers
-        count = min(len(layers), MAX_COLUMNS)
-        self.edges = np.linspace(0, len(layers), count + 1).astype(int)
-        self.count = count
+        self.count = min(len(layers), MAX_COLUMNS)
+        self.edges = np.linspace(0, len(layers), self.count + 1).astype(int)
 
     def largest(self, values: NDArray[np.generic]) -> Floats:
         """(..., layers) to (..., columns): the largest of each column."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 from sentinel.reports.html.shell import badge, caveat_list, document, graded_caveats, section
@@ -19,6 +20,12 @@ def page(report: Document[Any]) -> str:
     parts = [_header(heading), _caveats(report, heading)]
     parts += [section(part.title, part.html(report)) for part in report.sections]
     return document(title, "".join(parts))
+
+
+def in_notebook(report: Document[Any], height_em: int) -> str:
+    """The whole document as part of another one."""
+    looks = f"width: 100%; height: {height_em}em; border: 0"
+    return f'<iframe srcdoc="{html.escape(page(report))}" style="{looks}"></iframe>'
 
 
 def _caveats(report: Document[Any], heading: Heading) -> str:

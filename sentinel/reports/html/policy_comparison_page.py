@@ -84,14 +84,14 @@ def _picture(points: list[Point], cells: list[Cell], knee: Knee | None) -> str:
     body = y_axis(_FRAME, ticks) + _amounts(points, most)
     for nbytes, best in sorted({(cell.fast_bytes, cell.bound_speed) for cell in cells}):
         body += _level(nbytes, best, most)  # a line between two would be below what is possible there
-    body += _line([(p.fast_bytes, p.speed) for p in points if p.speed is not None], most, "ran")
+    body += _line([(p.fast_bytes, p.speed) for p in points if p.speed is not None], most, class_="ran")
     named = dict(zip(_fastest(cells), _COLOURS, strict=False))
     for cell in cells:
         if cell.speed is not None and cell.policy != CURVE_POLICY:
             said = f"{cell.policy}, {cell.fast}: {cell.speed:.1%}"
             body += _mark(cell.fast_bytes, cell.speed, most, said, named.get(cell.policy, "muted"))
     for policy, colour in named.items():
-        body += _thread(_by_amount(cells, policy), most, colour)
+        body += _line(_by_amount(cells, policy), most, stroke=f"var(--{colour})", stroke_width=1.2)
     for point in points:
         if point.speed is not None:
             said = f"{CURVE_POLICY}, {amount(point.fast, point.fast_bytes)}: {point.speed:.1%}"
@@ -127,11 +127,6 @@ def _fastest(cells: list[Cell]) -> list[str]:
     return order[: len(_COLOURS)]
 
 
-def _thread(values: list[tuple[int, float]], most: int, colour: str) -> str:
-    path = "L".join(f"{_FRAME.x(nbytes / most):.1f} {_FRAME.y(value):.1f}" for nbytes, value in values)
-    return tag("path", d=f"M{path}", fill="none", stroke=f"var(--{colour})", stroke_width=1.2) if path else ""
-
-
 def _labels(points: list[Point], cells: list[Cell], named: dict[str, str], most: int) -> str:
     """The names of the policies right of their last mark, moved apart where they would lie on one another."""
     ends = [(CURVE_POLICY, "ink", [(p.fast_bytes, p.speed) for p in points if p.speed is not None])]
@@ -162,9 +157,9 @@ def _amounts(points: list[Point], most: int) -> str:
     return "".join(parts)
 
 
-def _line(values: list[tuple[int, float]], most: int, style: str) -> str:
+def _line(values: list[tuple[int, float]], most: int, **looks: str | float) -> str:
     path = "L".join(f"{_FRAME.x(nbytes / most):.1f} {_FRAME.y(value):.1f}" for nbytes, value in values)
-    return tag("path", d=f"M{path}", fill="none", class_=style) if path else ""
+    return tag("path", d=f"M{path}", fill="none", **looks) if path else ""
 
 
 def _level(nbytes: int, value: float, most: int) -> str:
