@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 from sentinel.core.errors import UsageError
 from sentinel.data.batching import Batching
 from sentinel.data.chunk_reader import reads_in_flight
-from sentinel.data.data_index import Paths, RecordFiles, index, open_data, parquet, records, safetensors
+from sentinel.data.data_index import FILES, Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
 from sentinel.data.feeding import DatasetFeeding, Feeding
 from sentinel.data.file_feeding import feeding_of_files
@@ -101,10 +101,10 @@ def loader(
     given, (ranks, own) = rank is not None, world_and_rank(rank, world)
     if share is not None:
         path_of(share)
-        if order != "exact" or not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+        if order != "exact" or not isinstance(source, FILES):
             raise UsageError(f"share={share!r} needs files in exact order", 'give order="exact", or leave share= out')
     importance = order if isinstance(order, Importance) else None
-    if importance is not None and not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+    if importance is not None and not isinstance(source, FILES):
         raise UsageError(f"order={importance!r} needs files, a Dataset reads by itself", 'give files, or order="exact"')
     _check_peers(peers, source, order)
     if peers and share is not None:
@@ -122,7 +122,7 @@ def loader(
             f"a {type(source).__name__} cannot be indexed: it has no length, or no item i",
             "give a list of files, or a Dataset with __len__ and __getitem__",
         )
-    if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+    if not isinstance(source, FILES):
         if order != "exact":
             raise UsageError(f"order={order!r} needs chunks, a Dataset has none", 'give files, or order="exact"')
         feeding, unit = DatasetFeeding(cast("Dataset[Any]", source)), 0
@@ -153,7 +153,7 @@ def _check_peers(peers: object, source: object, order: object) -> None:
             "windowed reads each chunk once by itself" if order == "windowed" else f"order={order!r} has no such plan"
         )
         raise UsageError(f"peers= is for exact order: {said}", 'give order="exact", or no peers')
-    if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+    if not isinstance(source, FILES):
         raise UsageError("peers= needs files, a Dataset reads by itself", "give files, or no peers")
 
 

@@ -55,6 +55,10 @@ class RecordFiles:
     source: Source
 
 
+FILES = (RecordFiles, str, os.PathLike, list, tuple)
+"""What names files; a source of another type is a Dataset."""
+
+
 @dataclass(frozen=True, eq=False)
 class DataFiles:
     """A data set that was opened: `layout` has a chunk a file, whose names are below `root`."""
@@ -276,18 +280,12 @@ def _scanned(paths: Sequence[str], root: str, source: Source) -> Layout:
 
 def _keep(layout: Layout, path: Path) -> None:
     for name in layout.files:
-        if not _is_text(name):
-            raise FormatError(
-                ascii(name), "name", "is not UTF-8, and an index cannot hold such a name; rename the file"
-            )
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            what = "is not UTF-8, and an index cannot hold such a name; rename the file"
+            raise FormatError(ascii(name), "name", what) from None
     write_whole(path, containers.render(layout), mode=0o600)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        return bool(name.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _kept(path: Path, names: tuple[str, ...], source: Source) -> Layout | None:

@@ -113,11 +113,9 @@ class FeedReport(FeedFacts):
 
     def _repr_html_(self) -> str:
         """The page, for notebooks."""
-        from html import escape
+        from sentinel.reports.html.page import in_notebook
 
-        from sentinel.reports.html.page import page
-
-        return f'<iframe srcdoc="{escape(page(self))}" style="width: 100%; height: 40em; border: 0"></iframe>'
+        return in_notebook(self, 40)
 
     def __repr__(self) -> str:
         """One line."""

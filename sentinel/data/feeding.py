@@ -83,10 +83,6 @@ class FedSamples:
         """Samples of the data set."""
         return len(self.nbytes)
 
-    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
-        """Bytes of `samples` (k,) together, as far as they are known."""
-        return int(self.nbytes[samples].sum())
-
 
 class Feeding(Protocol):
     """Brings samples. `begin`, then workers are made, then `start`; `pause` before workers are made again."""
@@ -294,16 +290,9 @@ class UnstagedFeeding:
     def start(self) -> None:
         """Nothing is to be done, here and below."""
 
+    pause = give_up = finish = start
+
     def tend(self, delivered: int, ahead: int) -> None:
-        """As `start`."""
-
-    def pause(self) -> None:
-        """As `start`."""
-
-    def give_up(self) -> None:
-        """As `start`."""
-
-    def finish(self) -> None:
         """As `start`."""
 
     def counts(self) -> Feed:

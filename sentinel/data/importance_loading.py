@@ -20,15 +20,24 @@ from sentinel.data.loading import Loader
 from sentinel.data.ranks import check_joined, of_all_ranks
 from sentinel.data.room_here import lead_for, unit_within
 from sentinel.data.sample_arena import ArenaShape
-from sentinel.samples import Begun, Importance, Layout, Order, Selection, Staging, narrowed, select, stage_selected
+from sentinel.samples import (
+    Begun,
+    Importance,
+    Layout,
+    Order,
+    Selection,
+    Staging,
+    narrowed,
+    neighbourhoods,
+    select,
+    stage_selected,
+)
 from sentinel.tiers.arena_place import ArenaPlace
 
 __all__ = ["Importance", "ImportanceLoader", "selecting"]
 
 KIND = "importance"
 """The order of a state of such a loader."""
-_NEIGHBOURS = 64
-"""Samples that lie together, all of which become substitutes."""
 NO_LOSSES = "no losses were reported, so all samples are delivered: call loader.report_losses(losses) after each batch"
 
 
@@ -40,7 +49,7 @@ class ImportanceFeeding(FileFeeding):
     ) -> None:
         super().__init__(data, layout, shape, lead, place=place)
         self.importance = importance
-        self._neighbours = data.layout if data.layout.encoded else data.layout.cut(_NEIGHBOURS)
+        self._neighbours = neighbourhoods(data.layout)
         """Of which substitutes are taken, whatever the memory is."""
         self.losses = np.full((2, layout.n_samples), np.nan, np.float16)
         """(2, n_samples): the last loss of each as the epoch began, by which it selects, and as it is now."""

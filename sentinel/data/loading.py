@@ -157,7 +157,7 @@ class Loader(IterableDataset[Any]):
             if not self._asked:
                 self._feeding.finish()  # before this batch counts as received: it may wait, and be interrupted
             self._delivered += served.samples
-            nbytes = self._feeding.samples.nbytes_of(asked)
+            nbytes = int(self._feeding.samples.nbytes[asked].sum())
             for counted in (self._total, self._now):
                 counted.add(served, len(asked), nbytes)
             yield pinned(batch) if self._batching.pin_memory else batch

@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from sentinel.core.errors import UsageError
-from sentinel.data.data_index import Paths, RecordFiles, open_data
+from sentinel.data.data_index import FILES, Paths, RecordFiles, open_data
 from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.file_feeding import feeding_of_files
 from sentinel.data.loading import EPOCHS
@@ -118,7 +118,7 @@ class Samples(FetchedSamples):
                 raise UsageError(f"there is no option {name!r}", f"the options are {', '.join(_OPTIONS)}")
         if not isinstance(order, Order):
             raise UsageError(f"order={order!r} is no Order", "give Order('exact', seed=...)")
-        if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+        if not isinstance(source, FILES):
             what = f"a {type(source).__name__} is not read from files"
             raise UsageError(what, "give files to Samples; a Dataset goes to a DataLoader, or to loader(), as it is")
         data = open_data(source, options.pop("index_path", None))

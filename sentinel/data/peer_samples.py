@@ -97,9 +97,8 @@ class FromPeers(FromArena):
     def introduce(self) -> None:
         """Asks all ranks to repeat the token: they may have done so before the first sample is asked for. To a silent
         server it is said later."""
-        for rank in self._ranks:
-            line = self._line_of(rank.peer)
-            line.send(*self._introduction(rank), unread=2)
+        for number, rank in enumerate(self._ranks):
+            self._line(number).send(*self._introduction(rank), unread=2)
         self.settle()
         self.hang_up()
 
@@ -180,12 +179,8 @@ class FromPeers(FromArena):
         return left
 
     def _line(self, rank: int) -> Line:
-        return self._line_of(self._ranks[rank].peer)
-
-    def _line_of(self, peer: Peer) -> Line:
-        if peer not in self._lines:
-            self._lines[peer] = Line(peer)
-        return self._lines[peer]
+        peer = self._ranks[rank].peer
+        return self._lines.setdefault(peer, Line(peer))
 
     def _ask(
         self, request: Request, numbers: NDArray[np.int64], used: dict[int, list[bytes]] | None = None

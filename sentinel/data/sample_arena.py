@@ -270,7 +270,7 @@ class SampleArena:
     ) -> NDArray[np.uint64]:
         """`samples` (k,), which lie in `data` at `begins` (k,) with `nbytes` (k,), into `pages`, which are the
         caller's. Returns their entries, to `publish` and `remove`."""
-        entries = np.full(len(samples), (read & _LOW) << 32, np.uint64)
+        entries = self.lost(samples, read)
         if not len(samples):
             return entries
         copied, counts = self._paged(data, begins, nbytes)

@@ -93,10 +93,10 @@ class SharedFeeding(FileFeeding):
         told, leads = self._arena.counters, self._has_guests(epoch)
         for _ in range(_LOOKS if begun is None else 0):
             told[WANTED] = np.uint64(_LOOKING | epoch + 1)
-            if self._joined(self._share, order, epoch, before, leads=leads):
+            if self._joined(order, epoch, before, leads=leads):
                 return self._as_guest(order, epoch)
             told[HOST_PID], told[WANTED] = 0, epoch + 1
-            if not self._comes_after(self._share, epoch, leads=leads):
+            if not self._comes_after(epoch, leads=leads):
                 break
         told[HOST_PID], told[WANTED] = 0, 0 if begun else epoch + 1
         try:
@@ -115,12 +115,12 @@ class SharedFeeding(FileFeeding):
         guests[self._arena.slot] = False
         return epoch > 0 and int(told[EPOCH]) == epoch and bool(guests.any())
 
-    def _joined(self, share: ShareName, order: Order, epoch: int, before: _Host | None, *, leads: bool) -> bool:
+    def _joined(self, order: Order, epoch: int, before: _Host | None, *, leads: bool) -> bool:
         """Whether another job reads this epoch for this one. `before`: the one that read the last epoch, for which it
         waits; also for one that plans this epoch, and, unless it `leads`, of those that look as this one does, for
         those with lower slots.
         """
-        began, m, slot = time.monotonic(), order.per_rank(self._layout.n_samples), share.slot
+        share, began, m = self._share, time.monotonic(), order.per_rank(self._layout.n_samples)
         while True:
             waits = False
             for job in share.others():
@@ -131,23 +131,24 @@ class SharedFeeding(FileFeeding):
                 if arena is None:
                     continue
                 told = arena.counters
-                invited = int(told[JOINED + slot]) == epoch + 1
+                invited = int(told[JOINED + share.slot]) == epoch + 1
                 soon = invited or int(arena.taken_by[job.slot].sum(dtype=np.int64)) <= m // _SOON
                 if int(told[EPOCH]) == epoch + 1 and told[RUNNING] and soon:
                     if not invited:
                         arena.taken[:] = 0
-                        told[JOINED + slot] = epoch + 1
+                        told[JOINED + share.slot] = epoch + 1
                     self._host = _Host(job, arena, order, epoch)
                     return True
-                waits |= _plans(arena, epoch) or (not leads and job.slot < slot and _looks(arena, epoch))
+                waits |= _plans(arena, epoch) or (not leads and job.slot < share.slot and _looks(arena, epoch))
                 waits |= same and int(told[EPOCH]) in (0, epoch) and bool(told[RUNNING])  # 0 while it plans
             if not waits or time.monotonic() - began > APART_S:
                 return False
             time.sleep(1e-3)
 
-    def _comes_after(self, share: ShareName, epoch: int, *, leads: bool) -> bool:
+    def _comes_after(self, epoch: int, *, leads: bool) -> bool:
         """Whether this job, which has just said that it plans this epoch, leaves it to one with a lower slot: neither
         had seen the other."""
+        share = self._share
         jobs = [job for job in share.others() if job.slot < share.slot and share.agrees(job)]
         arenas = [arena for job in jobs if (arena := self._opened(job)) is not None]
         return any(_plans(arena, epoch) or (not leads and _looks(arena, epoch)) for arena in arenas)
@@ -237,18 +238,18 @@ class SharedFeeding(FileFeeding):
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
         found = super().caveats()
-        found.insert(len(self._why), self._said_of(self._share))
+        found.insert(len(self._why), self._said_of_share())
         return found
 
-    def _said_of(self, share: ShareName) -> str:
+    def _said_of_share(self) -> str:
         """What was shared, and with whom nothing could be."""
-        said = f"share {share.name!r}: another job read {self._hosted} epochs for this one"
+        said = f"share {self._share.name!r}: another job read {self._hosted} epochs for this one"
         if self._parted:
             said += (
                 f", {self._parted} of them not to their end: jobs at different places of an epoch read for themselves"
             )
-        for job in share.others():
-            unlike = [name for name, mine in share.reads.items() if job.reads.get(name) != mine]
+        for job in self._share.others():
+            unlike = [name for name, mine in self._share.reads.items() if job.reads.get(name) != mine]
             if unlike:
                 return f"{said}; process {job.pid} reads for itself, with another {', '.join(unlike)}"
         return said

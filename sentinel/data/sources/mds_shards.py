@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import CapabilityError, FormatError
-from sentinel.data.sources.source import Buffer, FileChunks, FileRanges, SourceFile
-from sentinel.data.sources.stored_file import OpenedFile, ask, cannot_be_read, file_at, is_url, opened
+from sentinel.core.errors import FormatError
+from sentinel.data.sources.source import Buffer, FileChunks, FileRanges, SourceFile, pyarrow_for
+from sentinel.data.sources.stored_file import OpenedFile, asked_of_store, cannot_be_read, file_at, is_url, opened
 
 INDEX = "index.json"
 _U32 = np.dtype("<u4")
@@ -133,10 +133,7 @@ def has_index(folder: str) -> bool:
     """Whether a folder is one of MDS shards."""
     path = os.path.join(folder, INDEX)
     if is_url(path):
-        try:
-            return bool(ask(path, lambda store, name: store.exists(name)))
-        except OSError as error:
-            raise cannot_be_read(path, "URL", error) from error
+        return bool(asked_of_store(path, lambda store, name: store.exists(name)))
     return os.path.exists(path)
 
 
@@ -224,12 +221,7 @@ def _expanded(packed: bytes, nbytes: int, made: Callable[[], Any]) -> bytes:
 
 
 def _codec(compression: str) -> Any:
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        remedy = "in a checkout: pip install '.[data]'"
-        raise CapabilityError(f"reading shards packed by {compression}", "pyarrow is not installed", remedy) from error
-    return pa.Codec(_CODECS[compression])
+    return pyarrow_for(f"reading shards packed by {compression}").Codec(_CODECS[compression])
 
 
 def _decoded(encoding: str, data: bytes) -> Any:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import CapabilityError, FormatError, UsageError
-from sentinel.data.sources.source import Buffer, FileChunks, SourceFile
+from sentinel.core.errors import FormatError, UsageError
+from sentinel.data.sources.source import Buffer, FileChunks, SourceFile, pyarrow_for
 from sentinel.data.sources.stored_file import OpenedFile, Stream, file_at, opened
+
+_pyarrow = partial(pyarrow_for, "reading Parquet")
 
 
 class _UnpackedRows:
@@ -167,16 +170,6 @@ class ParquetRows:
         except (pa.ArrowException, OSError, ValueError) as error:
             what = f"row group {group} cannot be decoded ({str(error)[:80]})"
             raise FormatError(file.path, "parquet", f"{what}; copy the file again") from error
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise CapabilityError(
-            "reading Parquet", "pyarrow is not installed", "in a checkout: pip install '.[data]'"
-        ) from error
-    return pa
 
 
 def _not_sound(path: str, why: str) -> FormatError:

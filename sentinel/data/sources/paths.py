@@ -5,12 +5,11 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any
 
 from sentinel.core.errors import FormatError, UsageError
-from sentinel.data.sources.stored_file import ask, cannot_be_read, is_url, name_of
+from sentinel.data.sources.stored_file import asked_of_store, cannot_be_read, is_url, name_of
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -72,7 +71,7 @@ def is_folder(path: str) -> bool:
     name = name_of(path)
     if glob.has_magic(name) or "{" in name or os.path.splitext(name)[1][1:].isalpha():
         return False
-    return bool(_asked(path, lambda store, name: store.isdir(name)))
+    return bool(asked_of_store(path, lambda store, name: store.isdir(name)))
 
 
 _OF_THE_FILE_SYSTEM = "lost+found"
@@ -90,7 +89,9 @@ def files_below(folder: str) -> list[str]:
     found: list[str] = []
     seen: set[str] = set()
     if is_url(folder):
-        below = _asked(folder, lambda store, name: [path.removeprefix(name).lstrip("/") for path in store.find(name)])
+        below = asked_of_store(
+            folder, lambda store, name: [path.removeprefix(name).lstrip("/") for path in store.find(name)]
+        )
         found = [f"{folder.rstrip('/')}/{path}" for path in below if not f"/{path}".count("/.")]
     for where, folders, names in () if is_url(folder) else os.walk(folder, onerror=refused, followlinks=True):
         if (real := os.path.realpath(where)) in seen:
@@ -104,16 +105,11 @@ def files_below(folder: str) -> list[str]:
     return sorted(found)
 
 
-def _asked(url: str, question: Callable[[Any, str], Any]) -> Any:
-    try:
-        return ask(url, question)
-    except OSError as error:
-        raise cannot_be_read(url, "URL", error) from error
-
-
 def _matching(path: str) -> list[str]:
     if is_url(path) and glob.has_magic(name_of(path)):
-        found = sorted(_asked(path, lambda store, name: [store.unstrip_protocol(match) for match in store.glob(name)]))
+        found = sorted(
+            asked_of_store(path, lambda store, name: [store.unstrip_protocol(match) for match in store.glob(name)])
+        )
     elif is_url(path) or os.path.exists(path) or not glob.has_magic(path):
         return [path]
     else:

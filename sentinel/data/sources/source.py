@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.errors import CapabilityError
+
 if TYPE_CHECKING:
     from sentinel.data.sources.stored_file import OpenedFile
 
@@ -23,6 +25,15 @@ class SourceFile(NamedTuple):
     path: str
     nbytes: int
     mtime_ns: int
+
+
+def pyarrow_for(what: str) -> Any:
+    """The package pyarrow. Raises CapabilityError where it is not installed, which `what` needs."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise CapabilityError(what, "pyarrow is not installed", "in a checkout: pip install '.[data]'") from error
+    return pa
 
 
 @dataclass(frozen=True, eq=False)

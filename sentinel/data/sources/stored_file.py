@@ -214,6 +214,14 @@ def ask(url: str, question: Callable[[Any, str], Any]) -> Any:
         raise OSError(errno.EIO, _said(error)) from error
 
 
+def asked_of_store(url: str, question: Callable[[Any, str], Any]) -> Any:
+    """As `ask`; raises FormatError where that raises OSError."""
+    try:
+        return ask(url, question)
+    except OSError as error:
+        raise cannot_be_read(url, "URL", error) from error
+
+
 def _store_of(url: str) -> tuple[Any, str]:
     scheme = url.partition("://")[0]
     try:

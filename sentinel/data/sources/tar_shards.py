@@ -144,7 +144,7 @@ def members(read: Callable[[int, int], Buffer], nbytes: int, *, whole: bool) -> 
         told = _number(block[124:136], at)
         flag = block[156:157]
         begin = at + _BLOCK
-        if flag in b"LKxg" and flag:
+        if flag in b"LKxg":
             if told > _MOST_EXTENDED:
                 raise _Damaged(f"a header claims a name of {told} bytes, at byte {at}; pack it again")
             extended = bytes(read(begin, told))
