@@ -38,7 +38,7 @@ NO_STEP_SEEN = (
 NO_PLAN = "a step that was to be profiled was cut short or had its layers in another order: it has no plan"
 
 
-class ApplyingPlans:
+class ApplyingPlans(State):
     """Ticks drive the engine of the plan that fits the step. `steps`: how many have been applied."""
 
     def __init__(self, context: SessionContext, steps: int = 0) -> None:
@@ -54,9 +54,6 @@ class ApplyingPlans:
     def tick(self, _tick: Tick, at: Position, /) -> State:
         """See State."""
         return self._end_step() if self._context.applying.tick(at) else self
-
-    def boundary(self) -> None:
-        """See State."""
 
     def new_cycle(self, cycle: LayerCycle, /) -> State:
         """See State. The next whole step of the new cycle is recorded, and nothing is migrated until then."""
@@ -346,7 +343,7 @@ class NewCycle:
         return self._applying.apply(self._context.applying.current)
 
 
-class WaitingForPlan:
+class WaitingForPlan(State):
     """The plan of a new cycle is made in another process. Nothing is moved until it is there, and allocations are
     stock's."""
 
@@ -359,9 +356,6 @@ class WaitingForPlan:
             return self
         self._context.witnessing.step_ended()
         return self._purpose.planned(self._pending) or self
-
-    def boundary(self) -> None:
-        """See State."""
 
     def new_cycle(self, _cycle: LayerCycle, /) -> State:
         """See State. Whoever applies the plan is told again, if the cycle is new indeed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sentinel.core.layer_cycle import LayerCycle, Tick
+from sentinel.core.layer_cycle import Tick
 from sentinel.core.step_follower import Position
 from sentinel.core.trace import LayerId, Trace
 from sentinel.profiler import annotate
@@ -22,7 +22,7 @@ BUCKETS_CHANGE = "DistributedDataParallel settles its buckets after the profiled
 A_FORK = "the process forked in the profiled step, which ended the watch of its pages, so the next one was profiled too"
 
 
-class Profiling:
+class Profiling(State):
     """One step is observed. The context's recording has begun."""
 
     def __init__(self, context: SessionContext) -> None:
@@ -35,13 +35,6 @@ class Profiling:
         assert at.layer is not None
         self._context.recording.end_layer(at.layer - 1, at.layer)
         self._context.follower.require_end(self._most_steps)
-        return self
-
-    def boundary(self) -> None:
-        """See State."""
-
-    def new_cycle(self, _cycle: LayerCycle, /) -> State:
-        """See State. The first cycle is being recorded: none is new."""
         return self
 
     def end(self, layers: tuple[LayerId, ...]) -> State:

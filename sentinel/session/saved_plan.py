@@ -17,7 +17,7 @@ from sentinel.session.training_job import TrainingJob
 from sentinel.session.whole_step import WaitingForStep
 
 
-class CheckingSavedPlan:
+class CheckingSavedPlan(State):
     """A step runs on the slots of a saved plan. Where the step turns out to be the plan's own, the plan is applied."""
 
     def __init__(self, context: SessionContext, plan: Plan) -> None:
@@ -44,10 +44,6 @@ class CheckingSavedPlan:
     def boundary(self) -> None:
         """See State."""
         self._boundaries.append(len(self._heard))
-
-    def new_cycle(self, _cycle: LayerCycle, /) -> State:
-        """See State. Before a plan is applied no cycle is new."""
-        return self
 
     def end_step(self) -> State:
         """The step has ended: apply the plan if the step was its own, else wait for a step to profile.

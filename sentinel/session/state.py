@@ -9,39 +9,29 @@ processes WaitingForPlan follows then.
 from __future__ import annotations
 
 import enum
-from typing import Protocol
 
 from sentinel.core.layer_cycle import LayerCycle, Tick
 from sentinel.core.step_follower import Position
 
 
-class State(Protocol):
+class State:
     """What a session does between two changes of its state. Each call returns the state from then on, mostly itself."""
 
-    def tick(self, tick: Tick, at: Position, /) -> State:
+    def tick(self, _tick: Tick, _at: Position, /) -> State:
         """A tick, and what it says."""
+        return self
 
     def boundary(self) -> None:
         """An optimizer has stepped."""
 
-    def new_cycle(self, cycle: LayerCycle, /) -> State:
-        """The job goes through this cycle of layers from now on."""
+    def new_cycle(self, _cycle: LayerCycle, /) -> State:
+        """The job goes through this cycle of layers from now on. Before one was recorded, no cycle is new."""
+        return self
 
 
-class Over(enum.Enum):
+class Over(State, enum.Enum):
     """Nothing is applied any more, or yet; ticks lead to nothing. See State."""
 
     DECLARED = "there is a plan, but nothing to apply it to"
     ENDING = "the end has begun; where it was cut short, the next call goes on with it"
     ENDED = "stock allocation is back"
-
-    def tick(self, _tick: Tick, _at: Position, /) -> State:
-        """See State."""
-        return self
-
-    def boundary(self) -> None:
-        """See State."""
-
-    def new_cycle(self, _cycle: LayerCycle, /) -> State:
-        """See State."""
-        return self

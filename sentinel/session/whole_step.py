@@ -33,7 +33,7 @@ class Purpose(Protocol):
         """
 
 
-class WaitingForStep:
+class WaitingForStep(State):
     """A whole step is to be recorded. It begins with layer 0; or with the cycle's first tick, where that has come once
     without layer 0 before the next: no step ends as the cycle does."""
 
@@ -57,9 +57,6 @@ class WaitingForStep:
             self._seen_first_tick = True
         return self
 
-    def boundary(self) -> None:
-        """See State."""
-
     def new_cycle(self, cycle: LayerCycle, /) -> State:
         """See State. The new cycle that is waited for did not come; this one does."""
         self._context.follower.follow_change(cycle)
@@ -74,7 +71,7 @@ def recording_step(context: SessionContext, purpose: Purpose, *heard: Tick, roun
     return RecordingStep(context, purpose, heard, rounds)
 
 
-class RecordingStep:
+class RecordingStep(State):
     """One step is recorded, from last tick to last tick, or from first tick to first tick."""
 
     def __init__(self, context: SessionContext, purpose: Purpose, heard: tuple[Tick, ...], rounds: int) -> None:
