@@ -42,7 +42,7 @@ class OtherPhysics(EmulatedTier):
     def _at(self, spec: Any) -> OtherPhysics:
         machine = self._machine
         specs = [spec if index == self._index else tier for index, tier in enumerate(machine.tiers)]
-        return OtherPhysics(replace(machine, tiers=tuple(specs)), self._index, self._accounts)
+        return OtherPhysics(replace(machine, tiers=tuple(specs)), self._index)
 
 
 class SharedLink(NativeMover):

@@ -56,7 +56,7 @@ class Engine:
         try:
             for tier in range(FAST + 1, tiers):
                 self._mover.set_capacity(plan.capacity_bytes[tier], tier)
-            self._tiers = open_tiers(machine, self._mover, job.bytes_per_s)
+            self._tiers = open_tiers(machine, job.bytes_per_s)
         except BaseException:
             self._mover.close()  # its workers would stay
             raise
@@ -164,9 +164,6 @@ class Engine:
                 self._bring("bringing tensors back", self._residents.away_from_home())
                 self._birth_nodes.all_go_home()
                 self._count_accounts()
-                for tier in self._tiers:
-                    if tier is not None:
-                        tier.close()
         finally:
             self._mover.close()
 

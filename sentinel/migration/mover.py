@@ -41,11 +41,6 @@ class Moved(NamedTuple):
     target: int
     bound: bool = False
 
-    @property
-    def fast_bytes(self) -> int:
-        """Of its block, in the fast tier now."""
-        return self.held[FAST]
-
 
 class Held(NamedTuple):
     """The accounts. `bytes_in`: of each of MOST_TIERS tiers. `*high_bytes*`: most since they were last restarted, also
@@ -66,16 +61,6 @@ class Held(NamedTuple):
     def fast_bytes(self) -> int:
         """In the fast tier now."""
         return self.bytes_in[FAST]
-
-    @property
-    def fast_high_bytes(self) -> int:
-        """Most in the fast tier."""
-        return self.high_bytes_in[FAST]
-
-    @property
-    def slow_bytes(self) -> int:
-        """In all slower tiers now."""
-        return sum(self.bytes_in) - self.bytes_in[FAST]
 
 
 class Copied(NamedTuple):
@@ -265,10 +250,6 @@ class NativeMover:
         self._marks = held, sum(held) - held[FAST]
         self._marked_at = changes
         return tuple(told[MOST_TIERS : MOST_TIERS + self._tiers]), told[2 * MOST_TIERS]
-
-    def bytes_in(self, tier: int) -> int:
-        """Bytes that `tier` holds now."""
-        return self.held().bytes_in[tier]
 
     def errors(self) -> dict[str, int]:
         """Pages (or emulated jobs) that stayed, by the name of the errno."""

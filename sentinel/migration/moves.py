@@ -143,7 +143,7 @@ class Moves:
         order = self._orders.get((block, source, target))
         if order is None:
             whole = [nbytes if index == source else 0 for index in range(len(self._tiers))]
-            held = HeldBlock(block, nbytes, whole, functools.partial(self._ranges, block))
+            held = HeldBlock(nbytes, whole, functools.partial(self._ranges, block))
             order = self._orders[block, source, target] = order_of(self._job(held, source, target))
         return order.starting_after(after) if after else order
 
@@ -163,7 +163,7 @@ class Moves:
 
     def _held(self, block: int) -> HeldBlock:
         table = self._table
-        return HeldBlock(block, table.nbytes[block], table.spread(block), functools.partial(self._ranges, block))
+        return HeldBlock(table.nbytes[block], table.spread(block), functools.partial(self._ranges, block))
 
     def _beside(self, move: Move) -> Tier:
         return self._tier_beside(move.source, move.target)

@@ -9,13 +9,12 @@ from sentinel.core.rules import require
 from sentinel.tiers.choice import machine_for
 from sentinel.tiers.emulated import EmulatedTier
 from sentinel.tiers.node import NodeTier
-from sentinel.tiers.presets import PRESETS, Preset, preset
+from sentinel.tiers.presets import PRESETS, Preset
 from sentinel.tiers.rate import limited, parse_rate
-from sentinel.tiers.tier import MOST_TIERS, Accounts, HeldBlock, Job, Tier
+from sentinel.tiers.tier import MOST_TIERS, HeldBlock, Job, Tier
 
 __all__ = [
     "PRESETS",
-    "Accounts",
     "EmulatedTier",
     "HeldBlock",
     "Job",
@@ -28,7 +27,6 @@ __all__ = [
     "on_paper",
     "open_tiers",
     "parse_rate",
-    "preset",
     "require_fit",
 ]
 
@@ -48,10 +46,10 @@ def moves_pages(machine: Machine) -> bool:
     return all(kind is not None and kind.holds_pages for kind in kinds)
 
 
-def open_tiers(machine: Machine, mover: Accounts, bytes_per_s: int = 0) -> list[Tier | None]:
-    """The tiers of `machine`, to be used through `mover`; None for the fast one, which needs nothing.
+def open_tiers(machine: Machine, bytes_per_s: int = 0) -> list[Tier | None]:
+    """The tiers of `machine`; None for the fast one, which needs nothing.
 
-    `bytes_per_s`: no faster than this does the mover move pages between nodes, each way; 0: no limit.
+    `bytes_per_s`: no faster than this does a mover move pages between nodes, each way; 0: no limit.
     Raises CapabilityError for a tier to which nothing can be applied.
     """
     for spec in on_paper(machine):
@@ -61,7 +59,7 @@ def open_tiers(machine: Machine, mover: Accounts, bytes_per_s: int = 0) -> list[
             'use slow="emulated:PRESET" to run with injected delays, or slow="numa:N" on a host with a second node',
         )
     return [
-        None if index == machine.hub else KINDS[spec.kind](machine, index, mover, bytes_per_s)
+        None if index == machine.hub else KINDS[spec.kind](machine, index, bytes_per_s)
         for index, spec in enumerate(machine.tiers)
     ]
 

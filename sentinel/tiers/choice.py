@@ -20,8 +20,6 @@ from sentinel.tiers.presets import (
     DEFAULT_SLOW,
     MOVER_BYTES_PER_S,
     PRESETS,
-    Preset,
-    preset,
 )
 
 _WORDS = (
@@ -42,29 +40,28 @@ class DeclaredTier(NamedTuple):
         return PRESETS[self.preset].spec(self.preset, kind, capacity)
 
 
-def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT_FAST) -> Machine:
+def machine_for(slow: str) -> Machine:
     """Fast memory of this host and the slower tiers that `slow` names.
 
-    `numa:N`: node N. `emulated:PRESET`: host memory with that preset's delays, to which
-    moves are copied at its rate. `PRESET`: described, nothing can be
-    applied. `PRESET=SIZE+PRESET`, emulated or described: several slower tiers, the fastest first. `auto`: the nearest
-    slower node if there is one, else described as cxl-asic-x8. `fast_capacity`: budget in bytes, by default all
-    that the fast node has. `fast`: preset of the fast tier where the host tells no speeds.
+    `numa:N`: node N. `emulated:PRESET`: host memory with that preset's delays, to which moves are copied at its rate.
+    `PRESET`: described, nothing can be applied. `PRESET=SIZE+PRESET`, emulated or described: several slower tiers, the
+    fastest first. `auto`: the nearest slower node if there is one, else described as cxl-asic-x8. The fast tier has all
+    that the fast node has.
 
     Speeds of nodes are those of the calibration kept for this host, else the firmware's, else a preset's. What moves to
     emulated tiers is copied: it takes from compute what a kept calibration says, and is no faster than its copies.
 
     Raises UsageError for a word that is none of these, CapabilityError for one that this host cannot do.
     """
-    host, local = topology(), preset(fast)
+    host = topology()
     kind, _, name = slow.partition(":")
     if slow == "auto":
         if host.slower:
-            return _with_node(host, host.slower[0], local, fast_capacity)
+            return _with_node(host, host.slower[0])
         default = (DeclaredTier(DEFAULT_SLOW),)
-        return replace(_described(host, default, "described", local, fast_capacity), decided_by="declared")
+        return replace(_described(host, default, "described"), decided_by="declared")
     if kind == "numa" and name.isdigit():
-        return _with_node(host, int(name), local, fast_capacity, decided_by="user")
+        return _with_node(host, int(name), decided_by="user")
     if kind == "file" and name:
         raise CapabilityError(
             f"slow={slow!r}",
@@ -72,7 +69,7 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
             'only start_profile and `sentinel run` take one; slow="emulated:nvme-gen4" shows what a plan would do',
         )
     declared, named = declared_words(slow)
-    machine = _described(host, named, declared, local, fast_capacity)
+    machine = _described(host, named, declared)
     return _as_copied(machine, kept_copies(host.nodes, host.fast)) if declared == "emulated" else machine
 
 
@@ -133,18 +130,14 @@ def of_memory(machine: Machine) -> Machine:
     return replace(machine, links=tuple(links))
 
 
-def _described(
-    host: Topology, tiers: Sequence[DeclaredTier], kind: TierKind, local: Preset, fast_capacity: int | None
-) -> Machine:
-    fast = _fast_tier(host, local, fast_capacity)
+def _described(host: Topology, tiers: Sequence[DeclaredTier], kind: TierKind) -> Machine:
+    fast = _fast_tier(host)
     slower = tuple(tier.spec(kind, host) for tier in tiers)
     name = f"{kind}:{'+'.join(tier.preset for tier in tiers)}"
     return Machine(name, (fast, *slower), links_among(fast, slower), decided_by="user")
 
 
-def _with_node(
-    host: Topology, number: int, local: Preset, fast_capacity: int | None, *, decided_by: str = ""
-) -> Machine:
+def _with_node(host: Topology, number: int, *, decided_by: str = "") -> Machine:
     node = host.node(number)
     if node is None or not node.total_bytes:
         there = ", ".join(str(n.number) for n in host.nodes if n.total_bytes) or "none"
@@ -164,7 +157,7 @@ def _with_node(
             f'slow="numa:{number}" is the node that this process runs on',
             "name another node, or run elsewhere: `sentinel run --cpus node:N`",
         )
-    fast = _fast_tier(host, local, fast_capacity)
+    fast = _fast_tier(host)
     slow = _as_told(PRESETS[DEFAULT_NODE].spec(f"node{number}", "node", node.free_bytes, node=number), node)
     declared = Machine(
         f"numa:{number}", (fast, slow), links_between(fast, slow, 1), decided_by=decided_by or host.decided_by
@@ -209,11 +202,10 @@ def _as_copied(machine: Machine, copies: Machine | None) -> Machine:
     return replace(machine, links=tuple(links))
 
 
-def _fast_tier(host: Topology, local: Preset, capacity: int | None) -> TierSpec:
+def _fast_tier(host: Topology) -> TierSpec:
     node = host.node(host.fast)
     there = node.total_bytes if node is not None else host_bytes(host)
-    spec = local.spec("fast", "node", there if capacity is None else capacity, node=host.fast)
-    return _as_told(spec, node)
+    return _as_told(PRESETS[DEFAULT_FAST].spec("fast", "node", there, node=host.fast), node)
 
 
 def _as_told(spec: TierSpec, node: Node | None) -> TierSpec:

@@ -36,11 +36,11 @@ class EmulatedTier(SlowTier):
         whole: NDArray[np.int64] = np.rint(np.maximum(extra, 0.0)).astype(np.int64)
         return whole
 
-    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
+    def job(self, block: HeldBlock, source: int, target: int) -> Job:
         """See Tier."""
         duration_ns, copies = self._work(source, target, block.held)
         spans = tuple(_first_bytes(block.ranges(), copies)) if copies else ()
-        return Job(source, target, block.nbytes, block.held, after, EMULATED, duration_ns, spans=spans)
+        return Job(source, target, block.nbytes, block.held, kind=EMULATED, duration_ns=duration_ns, spans=spans)
 
     def _work(self, source: int, target: int, held: Sequence[int]) -> tuple[int, int]:
         """How long what `held` tells of takes to `target`, in ns, and how many bytes are copied for that."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
-from sentinel.tiers.tier import NODE, Accounts, HeldBlock, Job, SlowTier
+from sentinel.tiers.tier import NODE, HeldBlock, Job, SlowTier
 
 
 class NodeTier(SlowTier):
@@ -18,26 +18,25 @@ class NodeTier(SlowTier):
 
     holds_pages = True
 
-    def __init__(self, machine: Machine, index: int, accounts: Accounts, bytes_per_s: int = 0) -> None:
+    def __init__(self, machine: Machine, index: int, bytes_per_s: int = 0) -> None:
         here, fast = machine.tiers[index].node, machine.fast.node
         if here is None or fast is None:
             raise UsageError(f"machine {machine.name}: a tier on a node has no node number", "give both tiers a node")
-        super().__init__(machine, index, accounts, bytes_per_s)
+        super().__init__(machine, index, bytes_per_s)
         self._here, self._fast = here, fast
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) zeros: this memory takes its own time."""
         return np.zeros(len(uses), np.int64)
 
-    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
+    def job(self, block: HeldBlock, source: int, target: int) -> Job:
         """See Tier."""
         return Job(
             source,
             target,
             block.nbytes,
             block.held,
-            after,
-            NODE,
+            kind=NODE,
             node=self._fast if target == self._machine.hub else self._here,
             spans=block.ranges(),
             bytes_per_s=self._bytes_per_s,

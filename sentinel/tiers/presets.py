@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sentinel.core.errors import UsageError
 from sentinel.core.machine import TierKind, TierSpec
 
 GB = 1_000_000_000
@@ -76,10 +75,3 @@ PRESETS: dict[str, Preset] = {entry.name: entry for entry in _ALL}
 DEFAULT_FAST = "dram-local-clx"
 DEFAULT_SLOW = "cxl-asic-x8"
 DEFAULT_NODE = "numa-remote-clx"
-
-
-def preset(name: str) -> Preset:
-    """The preset called `name`; UsageError, listing all of them, if there is none."""
-    if name not in PRESETS:
-        raise UsageError(f"{name!r} is not a described tier", f"use one of {', '.join(PRESETS)}")
-    return PRESETS[name]

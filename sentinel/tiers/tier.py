@@ -21,11 +21,9 @@ EMULATED, NODE, BACKEND = 0, 1, 2
 
 
 class HeldBlock(NamedTuple):
-    """Block number `number` as the engine holds it. `held`: its bytes in each tier (as the transfer before leaves them,
-    if there is one). `ranges()`: (address, nbytes) of its pieces in this process, whole pages; asked for only as
-    bytes move."""
+    """A block as the engine holds it. `held`: its bytes in each tier (as the transfer before leaves them, if there is
+    one). `ranges()`: (address, nbytes) of its pieces in this process, whole pages; asked for only as bytes move."""
 
-    number: int
     nbytes: int
     held: Sequence[int]
     ranges: Callable[[], Sequence[tuple[int, int]]]
@@ -74,13 +72,6 @@ class Job(NamedTuple):
         return self if self.kind == BACKEND else self._replace(spare=self.source)
 
 
-class Accounts(Protocol):
-    """What tells how much each tier holds: the mover that carries out their jobs."""
-
-    def bytes_in(self, tier: int) -> int:
-        """Bytes that `tier` holds now."""
-
-
 class Tier(Protocol):
     """Where bytes can live beside the fast tier. Plans move them between fast memory and here; only where one plan
     gives way to another a block may come from another slower tier."""
@@ -102,23 +93,17 @@ class Tier(Protocol):
     def used_in_place(self) -> bool:
         """Whether what is here can be read and written where it is; else it must be in fast memory before."""
 
-    def room_bytes(self) -> int:
-        """Bytes that it could still take in."""
-
-    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
-        """What moves `block` to here, or from here to fast memory, wherever its bytes are, once job `after` (0: none)
-        has ended. What stays is counted in tier `source`. The same for the same `block.held`."""
+    def job(self, block: HeldBlock, source: int, target: int) -> Job:
+        """What moves `block` to here, or from here to fast memory, wherever its bytes are. What stays is counted in
+        tier `source`. The same for the same `block.held`."""
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) per row of `uses` (USE_DTYPE): what must be injected if it is served from here. 0 where memory
         is really slower."""
 
-    def close(self) -> None:
-        """Let go of what the tier itself holds; blocks stay where they are."""
-
 
 class SlowTier(ABC):
-    """What tiers beside the fast one have in common: each is tier `index` of `machine`, `accounts` say what it holds.
+    """What tiers beside the fast one have in common: each is tier `index` of `machine`.
 
     `bytes_per_s`: pages move no faster than this, 0 for no limit.
     """
@@ -126,8 +111,8 @@ class SlowTier(ABC):
     holds_pages = False
     takes_unplanned_births = False
 
-    def __init__(self, machine: Machine, index: int, accounts: Accounts, bytes_per_s: int = 0) -> None:
-        self._machine, self._index, self._accounts, self._bytes_per_s = machine, index, accounts, bytes_per_s
+    def __init__(self, machine: Machine, index: int, bytes_per_s: int = 0) -> None:
+        self._machine, self._index, self._bytes_per_s = machine, index, bytes_per_s
 
     @property
     def spec(self) -> TierSpec:
@@ -139,16 +124,8 @@ class SlowTier(ABC):
         """See Tier: as the machine says."""
         return self.spec.addressable
 
-    def room_bytes(self) -> int:
-        """See Tier."""
-        return max(self.spec.capacity_bytes - self._accounts.bytes_in(self._index), 0)
-
-    def close(self) -> None:
-        """See Tier."""
-        return  # nothing to let go of
-
     @abstractmethod
-    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
+    def job(self, block: HeldBlock, source: int, target: int) -> Job:
         """See Tier."""
 
 

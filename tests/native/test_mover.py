@@ -15,7 +15,7 @@ import pytest
 from sentinel.core.errors import NativeError
 from sentinel.migration.clock import sleep_until
 from sentinel.migration.mover import Held, NativeMover, Outcome
-from sentinel.tiers.tier import MOST_TIERS, NODE, Job
+from sentinel.tiers.tier import FAST, MOST_TIERS, NODE, Job
 from tests.processes import until
 
 pytestmark = pytest.mark.needs("native")
@@ -51,13 +51,13 @@ def test_a_job_takes_its_time_and_both_sides_hold_it_meanwhile(mover: NativeMove
     until(lambda: mover.held().in_flight_bytes or mover.ended(), 2e-4)
     if not mover.ended():
         held = mover.held()
-        assert (held.fast_bytes, held.slow_bytes) == (60, 60)
+        assert held.bytes_in[:2] == (60, 60)
     assert mover.wait(job)
     (moved,) = mover.results()
     assert moved.outcome is Outcome.DONE
     assert moved.stop_ns - moved.start_ns == 30 * MS
     held = mover.held()
-    assert (held.fast_bytes, held.fast_high_bytes, held.slow_bytes) == (60, 60, 0)
+    assert (held.bytes_in[:2], held.high_bytes_in[FAST]) == ((60, 0), 60)
 
 
 def test_marks_begin_anew_from_what_is_held_whoever_changed_it() -> None:
@@ -100,7 +100,7 @@ def test_pages_for_a_node_that_is_not_there_stay_and_say_why(mover: NativeMover,
     (moved,) = mover.results()
     assert moved.outcome is Outcome.FAILED
     assert moved.errno in (errno.ENODEV, errno.EINVAL)
-    assert moved.fast_bytes == mover.held().fast_bytes == 8192
+    assert moved.held[FAST] == mover.held().fast_bytes == 8192
     assert sum(mover.errors().values()) == 2
     assert memory.all()
 

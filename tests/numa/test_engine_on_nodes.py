@@ -95,7 +95,7 @@ def test_on_one_node_all_is_there_already_and_the_books_balance(plan: Plan, aren
     assert not run.emulated
     assert run.counters.migrated_bytes == run.counters.slow_ns == run.counters.injected_ns == 0
     assert run.layers["fast_bytes"].max() <= BUDGET
-    assert held.fast_bytes + held.slow_bytes == 2 * MIB
+    assert sum(held.bytes_in) == 2 * MIB
     assert bytes(arena.map) == arena.expected
 
 
@@ -205,7 +205,7 @@ def test_pages_written_after_their_block_was_moved_are_where_it_is(early_pages: 
             assert arena.tiers(whole) == [{tier} for tier in tiers]
             held = running.engine._mover.held()
             there = [numa.bytes_on(node, [(arena.base, plan.extent_bytes)]) for node in nodes]
-            assert there == [held.fast_bytes, held.slow_bytes]
+            assert there == list(held.bytes_in[:2])
 
         for value in range(1, 4):
             tick(1)
@@ -327,7 +327,7 @@ def test_a_block_takes_its_huge_pages_along_and_no_neighbours(chosen: bool) -> N
                 running.engine._block_mover.collect()
                 held = running.engine._mover.held()
                 assert numa.bytes_on(fast, [(arena.base, plan.extent_bytes)]) == held.fast_bytes
-                assert numa.bytes_on(slow, [(arena.base, plan.extent_bytes)]) == held.slow_bytes
+                assert numa.bytes_on(slow, [(arena.base, plan.extent_bytes)]) == held.bytes_in[1]
         run = running.engine.end_run()
     seen = witness.read()
     witness.stop()

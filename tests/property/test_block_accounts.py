@@ -70,7 +70,7 @@ class Stage:
             capacity_bytes=(fast_bytes, 1 << 30, 1 << 40),
         )
         self.mover = NativeMover(fast_bytes)
-        tiers = open_tiers(machine, self.mover)
+        tiers = open_tiers(machine)
         job = JobMemory(lambda block: [], self._never_warns)
         self.table = BlockTable(self.plan, tiers)
         self.moves = Moves(tiers, self.mover, self.table, job.ranges)

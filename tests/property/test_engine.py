@@ -100,7 +100,7 @@ def test_whatever_ticks_come_the_budget_holds_and_the_books_balance(
     assert held.most_fast_bytes <= plan.capacity_bytes[0]
     assert held.overflows == held.in_flight_bytes == 0
     alive = sum(b.nbytes for b in plan.blocks if b.persistent or b.fixed or b.start == 0 or b.stop > length)
-    assert held.fast_bytes + held.slow_bytes == alive
+    assert sum(held.bytes_in) == alive
     # back in step: the last step is the plan's
     said = simulate(plan, profile, machine)
     agrees(plan, did.layers[did.layers["step"] == did.layers["step"].max()], said.layers)

@@ -294,11 +294,10 @@ def test_other_physics_are_dearer_in_latency_and_cheaper_in_bytes_than_the_model
     machine = replace(machine, tiers=(replace(fast, latency_ns=100), replace(slow, latency_ns=300, kind="emulated")))
     uses = np.zeros(2, USE_DTYPE)
     uses["reads"], uses["read_bytes"] = (1, 0), (0, 10**6)
-    mover = SharedLink(1 << 40)
-    model, other = EmulatedTier(machine, 1, mover), OtherPhysics(machine, 1, mover)
+    model, other = EmulatedTier(machine, 1), OtherPhysics(machine, 1)
     assert model.delay_ns(uses).tolist() == [200, 90_000]
     assert other.delay_ns(uses).tolist() == [350, 45_000]
-    block = HeldBlock(0, 10**6, (10**6, 0), list)
+    block = HeldBlock(10**6, (10**6, 0), list)
     job = other.job(block, 0, 1)
     assert job == model.job(block, 0, 1)
     submitted: list[Order] = []
@@ -309,6 +308,7 @@ def test_other_physics_are_dearer_in_latency_and_cheaper_in_bytes_than_the_model
         return submit(mover, orders)
 
     monkeypatch.setattr(NativeMover, "submit_all", note)
+    mover = SharedLink(1 << 40)
     mover.force(2 * 10**6)
     mover.submit(job._replace(duration_ns=3_600_000_000_000))
     until(lambda: mover.held().in_flight_bytes)

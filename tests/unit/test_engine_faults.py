@@ -151,7 +151,7 @@ def test_whichever_transfer_fails_the_budget_holds_and_accounts_balance(nth: int
     assert run.layers["fast_bytes"].max() <= 5 * MIB
     assert held.overflows == 0
     assert held.in_flight_bytes == 0
-    assert held.fast_bytes + held.slow_bytes == 8 * MIB  # at layer 0 only a and b are there
+    assert sum(held.bytes_in) == 8 * MIB  # at layer 0 only a and b are there
     last = run.layers[run.layers["step"] == 3]
     assert (last["served_fast_bytes"] == last["touched_bytes"])[[1, 2, 5, 6]].all()
 
@@ -219,7 +219,7 @@ def test_a_death_in_flight_is_waited_for_and_leaves_no_account() -> None:
             running.tick(3, 4, 5, 0)  # it dies while it is on its way
         held = running.engine._mover.held()
         run = running.engine.end_run()
-    assert (held.fast_bytes, held.slow_bytes, held.in_flight_bytes) == (0, 0, 0)
+    assert (sum(held.bytes_in), held.in_flight_bytes) == (0, 0)
     assert run.counters.late == 3
     assert (run.layers["stall_ns"].reshape(3, 6)[:, 3] > 0).all()
     assert running.discarded == []  # nothing real moved

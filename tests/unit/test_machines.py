@@ -9,7 +9,7 @@ import pytest
 
 from sentinel import files, machines
 from sentinel.core.errors import UsageError
-from sentinel.tiers.presets import preset
+from sentinel.tiers.presets import PRESETS
 
 SLOW = {"optane": "optane-6dimm", "cxl": "cxl-asic-x8", "numa": "numa-remote-clx"}
 
@@ -42,8 +42,8 @@ def test_a_priced_machine_is_the_one_without_but_for_what_moves_take_and_names_i
 def test_numbers_are_those_of_the_presets(name):
     machine = machines.load(name)
     fast, slow = machine.tiers
-    told = preset(SLOW[name.removeprefix("slow-").split("-")[0]])
-    local = preset("dram-local-clx")
+    told = PRESETS[SLOW[name.removeprefix("slow-").split("-")[0]]]
+    local = PRESETS["dram-local-clx"]
     assert machine.name == name
     assert machine.flops_per_s == (0.5e12 if name.startswith("slow-") else 1.5e12)
     for tier, spec in ((fast, local), (slow, told)):

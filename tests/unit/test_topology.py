@@ -166,10 +166,10 @@ def test_auto_without_a_second_node_describes_and_applies_nothing(host: Tree) ->
 
 def test_auto_with_a_slower_node_takes_it_and_says_who_decided(host: Tree) -> None:
     host.online("0-1").node(0, "0-1", "10 20", gib=16).node(1, "", "20 10", gib=64, free_gib=60)
-    machine = machine_for("auto", fast_capacity=GIB)
+    machine = machine_for("auto")
     assert (machine.tiers[1].kind, machine.tiers[1].node, machine.fast.node) == ("node", 1, 0)
     assert machine.tiers[1].capacity_bytes == 60 * GIB
-    assert (machine.fast.capacity_bytes, machine.decided_by) == (GIB, "no_cpus")
+    assert (machine.fast.capacity_bytes, machine.decided_by) == (16 * GIB, "no_cpus")
     assert "numa-remote-clx" in machine.tiers[1].source
 
 
@@ -228,10 +228,10 @@ def test_a_word_that_means_nothing_lists_those_that_do(host: Tree, word: str) ->
 
 
 def test_several_presets_make_a_machine_of_so_many_tiers(host: Tree) -> None:
-    three = machine_for("emulated:cxl-asic-x8=4GiB+cxl-worst", 1 << 30)
+    three = machine_for("emulated:cxl-asic-x8=4GiB+cxl-worst")
     assert [tier.name for tier in three.tiers] == ["fast", "cxl-asic-x8", "cxl-worst"]
     assert [tier.kind for tier in three.tiers[1:]] == ["emulated", "emulated"]
-    assert [tier.capacity_bytes for tier in three.tiers[:2]] == [1 << 30, 4 << 30]
+    assert [tier.capacity_bytes for tier in three.tiers[:2]] == [16 * GIB, 4 << 30]
     assert three.link(2, 0).latency_ns == three.tiers[2].latency_ns
     alone = machine_for("cxl-worst=2GiB")
     assert (alone.tiers[1].kind, alone.tiers[1].capacity_bytes) == ("described", 2 << 30)
