@@ -80,29 +80,21 @@ bool bind_untouched(const Journey &journey, const Batch &batch) {
   return bound;
 }
 
-// Takes the pages that need no move out of the batch, and counts them. `why`, if given, is what the move just made
+// Takes the pages that need no move out of the batch, and counts those that moved. `why`, if given, is what the move just made
 // said of each, and stays aligned. A page that it says moved counts as moved wherever it is by now: a write after a
 // fork gives it a new one at home, which may have to move too; the life of another may have ended.
 void settle(Journey &journey, Batch &batch, bool by_us, std::vector<int> *why) {
   size_t kept = 0;
   for (size_t i = 0; i < batch.pages.size(); ++i) {
-    sn::PageFate &fate = batch.owners[i]->fate;
-    if (batch.status[i] == journey.route.node) {
-      (by_us ? fate.moved_bytes : fate.present_bytes) += kPage;
-      if (by_us) journey.moved_bytes += kPage;
-      continue;
-    }
-    if (why != nullptr && (*why)[i] == 0) {
-      fate.moved_bytes += kPage;
+    const bool there = batch.status[i] == journey.route.node;
+    if (there ? by_us : why != nullptr && (*why)[i] == 0) {
+      batch.owners[i]->fate.moved_bytes += kPage;
       journey.moved_bytes += kPage;
     }
-    if (absent(batch.status[i])) {
-      fate.absent_bytes += kPage;
-    } else {
-      if (why != nullptr) (*why)[kept] = (*why)[i];
-      batch.owners[kept] = batch.owners[i];
-      batch.pages[kept++] = batch.pages[i];
-    }
+    if (there || absent(batch.status[i])) continue;
+    if (why != nullptr) (*why)[kept] = (*why)[i];
+    batch.owners[kept] = batch.owners[i];
+    batch.pages[kept++] = batch.pages[i];
   }
   batch.pages.resize(kept);
   batch.owners.resize(kept);

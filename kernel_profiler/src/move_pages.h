@@ -11,12 +11,10 @@
 namespace sn {
 
 struct PageFate {
-  uint64_t moved_bytes = 0;    // by us
-  uint64_t present_bytes = 0;  // on the node already
-  uint64_t absent_bytes = 0;   // never touched: on no node
-  uint64_t failed_bytes = 0;   // stayed elsewhere
-  int error = 0;               // why, of the first page that stayed; 0 if none did
-  bool bound = false;          // its untouched pages are born on the node from now on
+  uint64_t moved_bytes = 0;   // by us
+  uint64_t failed_bytes = 0;  // stayed elsewhere
+  int error = 0;              // why, of the first page that stayed; 0 if none did
+  bool bound = false;         // its untouched pages are born on the node from now on
 };
 
 struct PageOrder {
