@@ -62,7 +62,6 @@ class MemoryCounters:
     peak_live_bytes: int
     unmanaged_live_bytes: int
     unmanaged_peak_bytes: int
-    foreign_frees: int
 
 
 class ManagedMemory:
@@ -246,7 +245,6 @@ class ManagedMemory:
             peak_live_bytes=raw.peak_live_bytes,
             unmanaged_live_bytes=raw.unmanaged_live_bytes,
             unmanaged_peak_bytes=raw.unmanaged_peak_bytes,
-            foreign_frees=raw.foreign_frees,
         )
 
     def reset_peaks(self) -> None:

@@ -59,13 +59,12 @@ _ROUNDING = 1e-9
 @dataclass(frozen=True)
 class WindowBound:
     """`step_ns`: no step is shorter; `compute_ns` of it is that of all operators. `read_bytes`, `written_bytes`: a step
-    reads and writes no less. `rates`: of the disk that this holds for."""
+    reads and writes no less."""
 
     step_ns: int
     compute_ns: int
     read_bytes: int
     written_bytes: int
-    rates: DiskRates
 
 
 def window_bound(uses: GranuleUses, frames: int, rates: DiskRates) -> WindowBound:
@@ -75,7 +74,7 @@ def window_bound(uses: GranuleUses, frames: int, rates: DiskRates) -> WindowBoun
     compute = int(uses.compute_ns.sum())
     contents = granule_contents(uses)
     if not len(contents.operator):
-        return WindowBound(compute, compute, 0, 0, rates)
+        return WindowBound(compute, compute, 0, 0)
     cuts = _cuts(uses, contents)
     reads, writes = (_best_cut(np.maximum(each, 0).astype(np.float64)) for each in _transfers(contents, cuts, frames))
     half = len(cuts) // 2
@@ -89,7 +88,6 @@ def window_bound(uses: GranuleUses, frames: int, rates: DiskRates) -> WindowBoun
         compute_ns=compute,
         read_bytes=int(reads[around].max()) * HUGE_PAGE_BYTES,
         written_bytes=int(writes[around].max()) * HUGE_PAGE_BYTES,
-        rates=rates,
     )
 
 

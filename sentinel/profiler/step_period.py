@@ -19,23 +19,21 @@ class OptimizerStep(NamedTuple):
     trained: frozenset[int]
 
 
-def period_of(
-    steps: Sequence[OptimizerStep], wanted: Callable[[], AbstractSet[int]] = frozenset, *, patience: int = PATIENCE
-) -> int:
+def period_of(steps: Sequence[OptimizerStep], wanted: Callable[[], AbstractSet[int]] = frozenset) -> int:
     """How many of the latest `steps` are one training step; 0 while that is not known.
 
     It is the shortest sequence that they end with twice and in which every optimizer that has stepped does. Several
     steps of a discriminator before the first one of its generator look like a period of their own: so all parameters
-    that are `wanted` must be trained in it, unless `patience` steps have gone by. Where the parameters that are trained
-    vary at random (experts, dropped layers), no sequence comes twice: so after `patience` steps without a period, only
+    that are `wanted` must be trained in it, unless 32 steps have gone by. Where the parameters that are trained
+    vary at random (experts, dropped layers), no sequence comes twice: so after 32 steps without a period, only
     which optimizer stepped counts.
     """
     latest = list(steps[-MOST:])
     if length := _repeated(latest):
         once = latest[-length:]
-        trains_all = len(steps) >= patience or wanted() <= frozenset().union(*(step.trained for step in once))
+        trains_all = len(steps) >= PATIENCE or wanted() <= frozenset().union(*(step.trained for step in once))
         return length if trains_all else 0  # a longer repetition of it would leave the same parameters out
-    return _repeated([step._replace(trained=frozenset()) for step in latest]) if len(steps) >= patience else 0
+    return _repeated([step._replace(trained=frozenset()) for step in latest]) if len(steps) >= PATIENCE else 0
 
 
 def _repeated(steps: list[OptimizerStep]) -> int:

@@ -78,11 +78,6 @@ class PendingPlan:
         """Whether there is a process, and nobody has had its plan."""
         return self._process is not None
 
-    @property
-    def is_made(self) -> bool:
-        """Whether nothing is being made any more: `flow` has an answer."""
-        return self._process is None or self._process.has_ended
-
     def flow(self) -> Dataflow | None:
         """The dataflow with its plan; None as long as that is being made. Raises PlanError, once, if none can be;
         `lost`: because the process is gone."""

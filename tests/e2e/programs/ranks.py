@@ -34,8 +34,9 @@ def await_plan() -> None:
     from sentinel.session import current
 
     session = current()
-    while session is not None and any(not each.is_made for each in session.context.planning.pending):
-        time.sleep(0.01)
+    for pending in [] if session is None else session.context.planning.pending:
+        while pending._process is not None and not pending._process.has_ended:
+            time.sleep(0.01)
 
 
 def averaged(state: None, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
