@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -20,8 +20,8 @@ from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.profiler.unobserved import unobserved, without_function_modes
 from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, TickSink
-from sentinel.session import pinning
 from sentinel.session.passive import PassiveSession
+from sentinel.session.pinning import keep
 from sentinel.session.request import Overrides, Request, require_file, require_planning, settled
 from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
@@ -74,11 +74,6 @@ def set_overrides(
     """From now on `overrides` win over what `start_profile` is asked for, and it begins what `begin` makes."""
     RUNTIME.overrides = overrides.said
     RUNTIME.begin = begin
-
-
-def keep(where: Literal["fast", "slow"], kept: Sequence[torch.Tensor | nn.Module | str]) -> None:
-    """See `sentinel.keep_fast`."""
-    pinning.keep(where, kept)
 
 
 def current() -> Session | None:

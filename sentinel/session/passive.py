@@ -40,6 +40,7 @@ from sentinel.session.storage_figures import StepTimes, alarms, figures_of, note
 from sentinel.system import native
 from sentinel.system.progress import say
 from sentinel.system.topology import topology
+from sentinel.tiers.ahead import recorded_step
 from sentinel.tiers.file_tier import FileTier, FramedTensors
 from sentinel.tiers.frames import FRAME_BYTES
 from sentinel.tiers.pool_cap import pool_now
@@ -104,7 +105,7 @@ class PassiveSession:
             self.add(self._models, self._optimizers)
             self._unnamed_bytes = self._bytes_elsewhere()
         except BaseException:
-            self._close()
+            self.finish_ending()
             raise
         self._setup_ns = time.perf_counter_ns() - began
 
@@ -155,13 +156,13 @@ class PassiveSession:
         brought in where they are needed, as before."""
         if self._framed is not None and RUNTIME.sink is self:
             try:
-                self._recorded = self._framed.recorded()
+                self._recorded = recorded_step()
                 self._resident_bytes = self._framed.resident_bytes()
             except Exception as error:  # only a report wants these
                 if is_interrupt(error):
-                    self._close()
+                    self.finish_ending()
                     raise
-        self._close()
+        self.finish_ending()
         return nothing_ran(None)
 
     def report(self, *, bounded: bool = True) -> Report:
@@ -169,7 +170,7 @@ class PassiveSession:
         assert self._framed is not None, "open() comes first"
         assert self._memory is not None
         running = RUNTIME.sink is self
-        recorded = self._framed.recorded() if running and bounded else self._recorded
+        recorded = recorded_step() if running and bounded else self._recorded
         figures = figures_of(
             self._framed,
             self._tier,
@@ -206,11 +207,7 @@ class PassiveSession:
         return [told]
 
     def finish_ending(self) -> None:
-        """End what an interrupt has left of it."""
-        self._close()
-
-    def _close(self) -> None:
-        """May be called again, wherever it was cut short."""
+        """End it, or what an interrupt has left of it: it may be called again, wherever it was cut short."""
         self.cut_short = True
         self._models, self._optimizers = [], []  # else their tensors would live as long as the report
         if os.getpid() == self._process:  # and no child of a fork that Python was not told of: all is its parent's

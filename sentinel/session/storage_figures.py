@@ -21,7 +21,7 @@ from sentinel.planner.window_bound import WindowBound, window_bound
 from sentinel.reports import StorageFigures
 from sentinel.system.disks import disk_of
 from sentinel.system.progress import telling
-from sentinel.tiers.ahead import AheadCounters
+from sentinel.tiers.ahead import AheadCounters, ahead_counters
 from sentinel.tiers.file_tier import FileTier, FramedTensors
 from sentinel.tiers.frames import FRAME_BYTES, REMEDIES
 from sentinel.tiers.pool_cap import pool_now
@@ -111,7 +111,7 @@ def figures_of(
     """`ordinary`: of memory beside frames. `recorded`: the step that later ones were followed by, of which a bound is
     looked for, which takes seconds where it is long. `times`: of steps; without any there is no bound."""
     told, facts, pool, cap = framed.counters(), framed.facts, pool_now(), tier.cap
-    ahead = framed.ahead()
+    ahead = ahead_counters()
     bound = bound_of(recorded if times.least_ns else None, pool.most_frames * FRAME_BYTES, ahead, times.least_ns)
     return StorageFigures(
         pool_bytes=pool.frames * FRAME_BYTES,

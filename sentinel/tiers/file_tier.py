@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from sentinel.core.errors import UsageError
-from sentinel.core.granule_uses import GranuleUses
 from sentinel.core.units import format_bytes, parse_bytes, parse_fast
 from sentinel.system import limits, native
 from sentinel.system.disks import disk_of
 from sentinel.system.launched import launched
 from sentinel.system.progress import telling
 from sentinel.system.scratch_disk import Scratch, fastest_disk
-from sentinel.tiers.ahead import AheadCounters, ahead_counters, recorded_step
-from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRequest, State
+from sentinel.tiers.frames import COUNTER_WORDS, FRAME_BYTES, Counters, Facts, Frames, FramesRequest, counters_of
 from sentinel.tiers.pool_cap import PoolCap
 
 _WORD = "file:"
@@ -81,8 +79,14 @@ class FileTier:
         told_bytes = parse_bytes(sized["size"]) if sized else 0
         if folder == "":
             raise UsageError(f"slow={slow!r} names no directory", 'name one on a disk: "file:/data/scratch"')
-        within = PoolCap.asked(cap, None if fast is None else _fast_bytes(fast, beside), _ranks())
-        asked_bytes = within.pool_bytes if within is not None else _required(fast, slow, beside)
+        told_fast = None if fast is None else _fast_bytes(fast, beside)
+        within = PoolCap.asked(cap, told_fast, _ranks())
+        asked_bytes = told_fast if within is None else within.pool_bytes
+        if asked_bytes is None:
+            raise UsageError(
+                f"slow={slow!r} needs a budget, since no container limits this process",
+                'say how much memory tensors may take, fast="8GiB", or the whole process, cap="12GiB"',
+            )
         _require_memory(asked_bytes, fast, cap)
         fast_bytes = asked_bytes // FRAME_BYTES * FRAME_BYTES
         least = told_bytes or fast_bytes * _OF_FREE * _ranks()
@@ -174,13 +178,12 @@ class FramedCounters(NamedTuple):
     too_large_by: str
 
 
-_FRAMES_WORDS = len(Counters._fields) - 1 + len(State)
 _OWN = FramedCounters._fields[1:12]
 
 
 class _Counters(ctypes.Structure):
     _fields_ = (
-        ("frames", _U64 * _FRAMES_WORDS),
+        ("frames", _U64 * COUNTER_WORDS),
         *((name, _U64) for name in _OWN),
         ("refused_errno", _I32),
         ("failed_errno", _I32),
@@ -221,14 +224,6 @@ class FramedTensors:
         """A training step begins: one is recorded, and what later ones are about to need is read ahead."""
         self._step()
 
-    def ahead(self) -> AheadCounters:
-        """What was read ahead until now."""
-        return ahead_counters()
-
-    def recorded(self) -> GranuleUses | None:
-        """What the recorded step used; None while there is none."""
-        return recorded_step()
-
     def resident_bytes(self) -> int:
         """What the kernel says that frames, and all that their addresses show, hold of memory now."""
         begin, end = self.facts.base, self.facts.base + self.facts.granules * FRAME_BYTES
@@ -246,19 +241,8 @@ class FramedTensors:
         """What has happened until now."""
         told = _Counters()
         native.check("sn_framed_count", self._count(ctypes.byref(told)))
-        states, words = len(State), list(told.frames)
-        frames = Counters(words[0], words[1], tuple(words[2 : 2 + states]), *words[2 + states :])
         own: dict[str, Any] = {name: int(getattr(told, name)) for name in (*_OWN, "refused_errno", "failed_errno")}
-        return FramedCounters(frames=frames, too_large_by=told.too_large_by.decode(), **own)
-
-
-def _required(fast: str | int | None, slow: str, beside: int) -> int:
-    if fast is None:
-        raise UsageError(
-            f"slow={slow!r} needs a budget, since no container limits this process",
-            'say how much memory tensors may take, fast="8GiB", or the whole process, cap="12GiB"',
-        )
-    return _fast_bytes(fast, beside)
+        return FramedCounters(frames=counters_of(told.frames), too_large_by=told.too_large_by.decode(), **own)
 
 
 def _fast_bytes(fast: str | int, beside: int) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -169,7 +169,14 @@ class _Result(ctypes.Structure):
     )
 
 
-_Counters = _U64 * (len(Counters._fields) - 1 + len(State))
+COUNTER_WORDS = len(Counters._fields) - 1 + len(State)
+
+
+def counters_of(words: Sequence[int]) -> Counters:
+    """Of struct sn_frames_counters, so many words."""
+    states = len(State)
+    return Counters(words[0], words[1], tuple(words[2 : 2 + states]), *words[2 + states :])
+
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_frames_create": (_I32, (_PTR, ctypes.POINTER(_PTR), ctypes.POINTER(ctypes.c_char_p))),
@@ -228,10 +235,9 @@ class Frames:
 
     def counters(self) -> Counters:
         """What has happened, and where granules are."""
-        told = _Counters()
+        told = (_U64 * COUNTER_WORDS)()
         self._check("sn_frames_count", told)
-        states = len(State)
-        return Counters(told[0], told[1], tuple(told[2 : 2 + states]), *told[2 + states :])
+        return counters_of(told[:])
 
     def states(self) -> list[State]:
         """Of each granule."""
