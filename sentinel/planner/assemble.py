@@ -84,13 +84,11 @@ def assemble(
     first = np.searchsorted(decision.parts["unit"], np.arange(len(units) + 1))
     _persistent(draft, decision, units, first)
     draft.lasting = draft.top
-    pooled = np.zeros(len(units), bool)
-    of_pool: NDArray[np.int64] = decision.parts["unit"][decision.parts["pooled"]]
-    pooled[of_pool] = True
+    pooled = np.bincount(decision.parts["unit"], decision.parts["pooled"], len(units)) > 0
     for tier in range(len(machine.tiers)):
         _pool(draft, decision, units, profile, machine, tier, pooled)
         _arena(draft, decision, units, profile, tier, first, pooled)
-    _mixed(draft, decision, units, first)
+    _mixed(draft, decision, units, first, pooled)
     block_of = _movable_blocks(draft, decision, units, profile)
     return Plan(
         policy=policy,
@@ -134,12 +132,9 @@ def _pool(
     pooled: NDArray[np.bool_],
 ) -> None:
     """Short-lived tensors of this tier, and units that never migrate."""
-    here = np.flatnonzero(pooled)
     tier_of_unit = np.zeros(len(units), np.int64)
     tier_of_unit[decision.parts["unit"]] = decision.parts["tier"]
-    stay = here[tier_of_unit[here] == tier]
-    chosen = np.zeros(len(units), bool)
-    chosen[stay] = True
+    chosen = pooled & (tier_of_unit == tier)
     tensors = np.concatenate(
         [units.short[decision.short_tier == tier], units.tensors[chosen[units.unit_of[units.tensors]]]]
     )
@@ -179,11 +174,10 @@ def _arena(
     draft.base[rows] = base + offsets
 
 
-def _mixed(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.int64]) -> None:
+def _mixed(
+    draft: _Draft, decision: Decision, units: Units, first: NDArray[np.int64], pooled: NDArray[np.bool_]
+) -> None:
     """Units with parts born in several tiers: addresses of their own, since a page is born in one tier only."""
-    pooled = np.zeros(len(units), bool)
-    of_pool: NDArray[np.int64] = decision.parts["unit"][decision.parts["pooled"]]
-    pooled[of_pool] = True
     sizes, tiers = (decision.parts["pages"] * PAGE_BYTES).tolist(), decision.parts["tier"].tolist()
     mixed = np.flatnonzero((draft.base < 0) & ~pooled)
     for unit, begin, end in zip(mixed.tolist(), first[mixed].tolist(), first[mixed + 1].tolist(), strict=True):
@@ -231,11 +225,11 @@ def _migrations(decision: Decision, block_of: NDArray[np.int64], blocks: list[Bl
     moves = decision.moves
     promotes = moves["target"] < moves["source"]
     order = np.lexsort((np.arange(len(moves)), moves["rank"], promotes, moves["start"]))
-    out = []
     of = block_of[moves["part"][order]].tolist()
-    for block, (_, source, target, start, due, reason, _) in zip(of, moves[order].tolist(), strict=True):
-        out.append(Migration(block, source, target, blocks[block].nbytes, start, due, REASONS[reason]))  # type: ignore[arg-type]
-    return tuple(out)
+    return tuple(
+        Migration(block, source, target, blocks[block].nbytes, start, due, REASONS[reason])  # type: ignore[arg-type]
+        for block, (_, source, target, start, due, reason, _) in zip(of, moves[order].tolist(), strict=True)
+    )
 
 
 def _slots(draft: _Draft, profile: Profile) -> tuple[Slot, ...]:

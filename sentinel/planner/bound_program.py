@@ -174,7 +174,7 @@ class Program:
         g = self.groups
         all_slow = np.bincount(g.use_layer, g.use_ns, self.length)
         base = traffic if machine.flops_per_s is not None else compute + traffic
-        self.least_ms = np.maximum(compute, traffic if machine.flops_per_s is not None else compute) / 1e6
+        self.least_ms = np.maximum(compute, traffic) / 1e6
         self.time_row = first = self._rows(self.length, (base + all_slow) / 1e6, np.array(np.inf))
         layers = np.arange(self.length)
         self._put(first + layers, layers, 1.0)

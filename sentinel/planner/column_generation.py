@@ -289,8 +289,6 @@ def descend(
     length, k = work.n_layers, candidates.exists.shape[1]
     free = np.full(length, float(work.budget_bytes))
     layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
-    if work.machine.flops_per_s is None:
-        layer_ns = work.compute_ns + work.traffic_ns
     at_stake = float(work.use_ns.sum()) + float(
         candidates.use_ns[candidates.unit_class[candidates.use_group] < 0].sum()
     )

@@ -133,8 +133,7 @@ def exchange_bound(profile: Profile, machine: Machine, *, time_limit_s: float = 
 def _certifier(profile: Profile, machine: Machine, kind: type[Program]) -> tuple[int, Certifier | None]:
     """(ns with all in fast memory, what proves more; None where that is the bound)."""
     compute, traffic = base_ns(profile, machine)
-    floor = compute + traffic if machine.flops_per_s is None else np.maximum(compute, traffic)
-    least = int(floor.sum() * (1 - _ROUNDING))
+    least = int(np.maximum(compute, traffic).sum() * (1 - _ROUNDING))
     *middle, extra = least_extra_ns(profile, machine)
     groups = make_groups(profile, extra, machine.fast.capacity_bytes)
     if not len(groups.nbytes) or not extra.any():

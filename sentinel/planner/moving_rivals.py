@@ -301,8 +301,7 @@ def _left(work: Workload, away: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 def _starts_ns(work: Workload) -> NDArray[np.float64]:
     """(3 L + 1,) when each unrolled layer begins, with everything in fast memory."""
-    both = work.machine.flops_per_s is not None
-    layer_ns = np.maximum(work.compute_ns, work.traffic_ns) if both else work.compute_ns + work.traffic_ns
+    layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
     return np.append(0.0, np.cumsum(np.tile(layer_ns, 3)))
 
 

@@ -74,6 +74,12 @@ def _extent_and_used(offsets: NDArray[np.int64], nbytes: NDArray[np.int64]) -> t
     return int(reach[-1]), int(reach[-1] - gaps)
 
 
+def slot_bytes(nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) what tensors of so many bytes take in a pool."""
+    align = np.where(nbytes < PAGE_BYTES, SMALL_ALIGN, PAGE_BYTES)
+    return np.asarray(-(-nbytes // align) * align, np.int64)
+
+
 def pack_slots(
     nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
 ) -> tuple[NDArray[np.int64], int]:
@@ -83,8 +89,7 @@ def pack_slots(
     """
     offsets = np.zeros(len(nbytes), np.int64)
     small = nbytes < PAGE_BYTES
-    align = np.where(small, SMALL_ALIGN, PAGE_BYTES)
-    sizes = -(-nbytes // align) * align
+    sizes = slot_bytes(nbytes)
     stacked = _negligible(sizes, start, stop, period)
     extent = 0
     for rows, place in (

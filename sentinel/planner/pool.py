@@ -11,12 +11,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.plan import Block, ring_sum
+from sentinel.core.plan import Block
 from sentinel.core.profile import Profile
 from sentinel.core.ragged import ranges
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.packing import pack_slots
-from sentinel.planner.workload import Workload, short_peaks, slot_bytes
+from sentinel.planner.workload import Workload, peak_bytes, short_peaks
 
 _ROWS = 1024
 """A layered pool is cut into at most 1,024 page ranges."""
@@ -248,20 +248,9 @@ def _chosen(work: Workload, budget: int, slow: NDArray[np.bool_] | None) -> NDAr
         low, high = 0, len(rows)  # the least number that must go, by bisection: the peak falls with each
         while low < high:
             middle = (low + high) // 2
-            if _peak(t[units.short[rows[middle:]]], work.profile.n_events) <= budget:
+            if peak_bytes(work.profile, units.short[rows[middle:]]) <= budget:
                 high = middle
             else:
                 low = middle + 1
         tier[rows[:low]] = 1
     return tier
-
-
-def _peak(t: NDArray[np.void], n_events: int) -> int:
-    """Most bytes of these rows of TENSOR_DTYPE that are alive at one time, in whole pages: what `short_peaks` says of
-    their layer, but without a sum for every event of the step."""
-    n = len(t)
-    events, place = np.unique(np.concatenate([t["born_event"], t["died_event"] % n_events]), return_inverse=True)
-    born, died = place[:n], place[n:]
-    died = died + np.where(died <= born, len(events), 0)
-    alive = ring_sum(np.zeros(n, np.int64), born, died, slot_bytes(t["nbytes"]), 1, len(events))
-    return -(-int(alive.max(initial=0)) // PAGE_BYTES) * PAGE_BYTES

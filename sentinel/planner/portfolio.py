@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from sentinel.planner.decision import Decision, no_moves, whole_parts
 from sentinel.planner.paper import fetched_plans
 from sentinel.planner.slow_tier_assignment import Costs, SlowTierAssigner
 from sentinel.planner.static_placements import best_fixed_plan
+from sentinel.planner.window_bound import needs_windows
 from sentinel.planner.workload import SlowTierOf, Workload, make_workload
 from sentinel.simulator import simulate_lawful
 
@@ -72,12 +74,12 @@ class Sentinel:
             return one_tier(profile, machine, 0, self.name)
         if len(machine.tiers) > 2:
             plans = tiered_plans(profile, machine, self.name, footprint)
-            plans += [(STAYS, best_fixed_plan(profile, machine, self.name))] if all_addressable(machine) else []
+            plans += [] if needs_windows(machine) else [(STAYS, best_fixed_plan(profile, machine, self.name))]
             plans = [(label, plan) for label, plan in plans if has_room(plan)]
             if plans:
                 more = partial(_cautious_tiered, profile, machine, self.name, footprint)
                 return best_of(plans, profile, machine, self.name, forgiving=self._forgiving, others=more)
-        if not all_addressable(machine):
+        if needs_windows(machine):
             plans = fetched_plans(profile, machine, self.name, footprint)
             return best_of([each for each in plans if has_room(each[1])] or plans, profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
@@ -219,9 +221,7 @@ class _Tried:
         return self._steps[name]
 
 
-def _step_ns(tried: _Tried) -> int:
-    return tried.step_ns
-
+_step_ns = attrgetter("step_ns")
 
 _TieredCandidate = tuple[int, str, Plan, SlowTierOf]
 
@@ -315,8 +315,3 @@ def _drawn_tiered(
                 step_ns = simulate_lawful(plan, work.profile, work.machine).step_ns or 0
                 found.append((step_ns, f"{name}, slow tiers {label}.{number}", plan, slow_tiers))
     return found
-
-
-def all_addressable(machine: Machine) -> bool:
-    """Whether every slower tier can be used in place."""
-    return all(tier.addressable for tier in machine.tiers[1:])

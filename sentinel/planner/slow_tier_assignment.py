@@ -20,7 +20,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.decision import Decision, SlowTime, slow_time, used_ns
 from sentinel.planner.pool import held_bytes, make_pool
-from sentinel.planner.workload import SlowTierOf, Units, Workload, short_peaks, slot_bytes
+from sentinel.planner.workload import SlowTierOf, Units, Workload, peak_bytes, short_peaks
 
 _ROUNDS = 4
 
@@ -198,20 +198,12 @@ class SlowTierAssigner:
         low, high = (len(rows), len(rows)) if peak <= left[layer] else (0, len(rows) - 1)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._peak(rows[:middle]) <= left[layer]:
+            if peak_bytes(self.profile, self.units.short[rows[:middle]]) <= left[layer]:
                 low = middle
             else:
                 high = middle - 1
         chosen[rows[:low]] = tier
-        left[layer] -= self._peak(rows[:low])
-
-    def _peak(self, rows: NDArray[np.int64]) -> int:
-        """Most bytes of these short-lived tensors of one layer that are alive at one time, in pages."""
-        t = self.profile.tensors[self.units.short[rows]]
-        sizes = slot_bytes(t["nbytes"])
-        event, change = np.append(t["born_event"], t["died_event"]), np.append(sizes, -sizes)
-        order = np.lexsort((change, event))
-        return -(-int(change[order].cumsum().max(initial=0)) // PAGE_BYTES) * PAGE_BYTES
+        left[layer] -= peak_bytes(self.profile, self.units.short[rows[:low]])
 
     def _pack_shorts(self, left: NDArray[np.int64], decision: Decision, tier: int, chosen: NDArray[np.int64]) -> None:
         """Packed, short-lived tensors may hold more than their peak: those of layers that are too full leave."""

@@ -47,6 +47,7 @@ from sentinel.core.granule_contents import GranuleContents, granule_contents
 from sentinel.core.granule_uses import BORN, DIED, READS, WRITES, GranuleUses
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
+from sentinel.core.ragged import positions
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 
 _CUTS = 256
@@ -201,9 +202,8 @@ def _uses(profile: Profile, machine: Machine, unit_bytes: int) -> GranuleUses:
     """Operator 2k is the begin of layer k, operator 2k + 1 its end."""
     t, a, length = profile.tensors, profile.accesses, profile.n_layers
     compute, traffic = base_ns(profile, machine)
-    layer_ns = compute + traffic if machine.flops_per_s is None else np.maximum(compute, traffic)
     compute_ns = np.zeros(2 * length, np.int64)
-    compute_ns[::2] = np.floor(layer_ns)
+    compute_ns[::2] = np.floor(np.maximum(compute, traffic))
     units = np.where(t["managed"], t["nbytes"] // unit_bytes, 0)
     lasting = t["persistent"]
     outlives = ~lasting & (t["stop"] - t["start"] > 1)
@@ -237,11 +237,10 @@ def _of_units(
     operator, tensor = key // len(units), key % len(units)
     count = units[tensor]
     base = np.cumsum(units) - units
-    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     per_operator = np.bincount(operator, count, len(compute_ns)).astype(np.int64)
     return GranuleUses(
         compute_ns,
         np.concatenate([np.zeros(1, np.int64), np.cumsum(per_operator)]),
-        (np.repeat(base[tensor], count) + within).astype(np.int32),
+        (np.repeat(base[tensor], count) + positions(count)).astype(np.int32),
         np.repeat(kind, count),
     )

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.traces.synthetic import synthetic
 from sentinel.planner import pool
 from sentinel.planner.pool import fixed_block, held_bytes, layered_blocks, make_pool, pool_ns, reserve
-from sentinel.planner.workload import make_workload, short_peaks
+from sentinel.planner.workload import make_workload, peak_bytes, short_peaks
 from tests.builders import act, make_machine, make_profile
 
 PAGE = 4096
@@ -111,4 +111,4 @@ def test_the_peak_of_a_few_rows_is_that_of_their_layer(seed):
     profile = make_profile(specs, 3)
     for layer in range(3):
         rows = np.flatnonzero(profile.tensors["start"] == layer)
-        assert pool._peak(profile.tensors[rows], profile.n_events) == short_peaks(profile, rows)[layer]
+        assert peak_bytes(profile, rows) == short_peaks(profile, rows)[layer]

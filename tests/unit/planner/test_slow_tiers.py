@@ -9,10 +9,10 @@ import pytest
 from sentinel import planner
 from sentinel.core.errors import Infeasible
 from sentinel.core.laws import check
-from sentinel.planner import portfolio
+from sentinel.planner import needs_windows, portfolio
 from sentinel.planner.assemble import footprint_bytes, one_tier
 from sentinel.planner.paper import fetched_plans
-from sentinel.planner.portfolio import all_addressable, best_of, has_room
+from sentinel.planner.portfolio import best_of, has_room
 from tests.builders import GB, MIB, act, make_machine, make_profile, param
 from tests.three_tiers import three_tiers
 
@@ -68,9 +68,9 @@ def test_a_tier_that_holds_more_than_its_capacity_has_no_room():
 
 def test_every_slower_tier_counts():
     machine = three_tiers()
-    assert all_addressable(machine)
+    assert not needs_windows(machine)
     file_like = replace(machine.tiers[2], addressable=False)
-    assert not all_addressable(replace(machine, tiers=(*machine.tiers[:2], file_like)))
+    assert needs_windows(replace(machine, tiers=(*machine.tiers[:2], file_like)))
 
 
 @pytest.mark.parametrize("forgiving", [None, True, False])
