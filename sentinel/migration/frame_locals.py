@@ -20,6 +20,7 @@ import dis
 import functools
 import inspect
 import sys
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -73,7 +74,10 @@ def _get_var() -> Any:
 
 def _may_have_given_the_dict(frame: FrameType) -> bool:
     """Whether the code of `frame`, a function that it names or one of its callers may have taken `frame.f_locals`."""
-    if _takes_its_own(frame.f_code) or any(_takes_callers(code) for code in _named(frame)):
+    if _takes_its_own(frame.f_code) or any(
+        isinstance(each, FunctionType) and _takes_callers(each.__code__)
+        for each in meant_by(frame.f_code.co_names, frame.f_globals)
+    ):
         return True
     caller = frame.f_back
     while caller is not None:  # as what runs a function under a tracer of its own does
@@ -95,16 +99,14 @@ def _takes_callers(code: CodeType) -> bool:
     return "f_locals" in code.co_names
 
 
-def _named(frame: FrameType) -> list[CodeType]:
-    """Of the functions that the code of `frame` names: globals, and attributes of modules and classes named there."""
-    words, found = frame.f_code.co_names, []
+def meant_by(words: Sequence[str], namespace: dict[str, Any]) -> Iterator[Any]:
+    """What `words` mean in `namespace`, or in a module or class named there."""
     for word in words:
-        meant = frame.f_globals.get(word)
-        inside = vars(meant) if isinstance(meant, (ModuleType, type)) else {}
-        for each in (meant, *(inside[attribute] for attribute in words if attribute in inside)):
-            if isinstance(each, FunctionType):
-                found.append(each.__code__)
-    return found
+        meant = namespace.get(word)
+        yield meant
+        if isinstance(meant, (ModuleType, type)):
+            inside = vars(meant)
+            yield from (inside[attribute] for attribute in words if attribute in inside)
 
 
 @functools.cache

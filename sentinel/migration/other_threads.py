@@ -105,13 +105,7 @@ def _is_empty(cell: Any) -> bool:
 
 def _named(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
     """What the names in `code`, inner functions included, mean in `namespace`, or in a module or class named there."""
-    words = [*code.co_names]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _named(constant, namespace)
-    for word in words:
-        meant = namespace.get(word)
-        yield meant
-        if isinstance(meant, (ModuleType, type)):
-            inside = vars(meant)
-            yield from (inside[attribute] for attribute in words if attribute in inside)
+    yield from frame_locals.meant_by(code.co_names, namespace)

@@ -6,11 +6,9 @@ CAP_PERFMON, and x86-64; `start` moves one page of its own there and back and re
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
-import os
 import platform
 import re
 import struct
@@ -29,6 +27,7 @@ from sentinel.migration.sightings import MOVE_DTYPE, REASONS, RECORD_DTYPE, Fram
 from sentinel.profiler.pages import bpf_calls
 from sentinel.profiler.pages.bpf_object import Program, read_programs
 from sentinel.system import numa
+from sentinel.system.sysfs import numbers, text
 
 OBJECT = Path(__file__).with_name("migrations.bpf")
 
@@ -130,8 +129,7 @@ class MigrationWitness:
         }
         self._totals = fds["totals"]
         for name, nbytes in (("control", _CONTROL_BYTES), ("records", entries * RECORD_DTYPE.itemsize)):
-            whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-            self._maps.append(mmap.mmap(fds[name], whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
+            self._maps.append(bpf_calls.shared(fds[name], nbytes))
         self._log = RecordLog(self._maps[0], self._maps[1], entries, lambda: self._sums()[-1])
         programs = {program.section.removeprefix("raw_tp/"): program for program in read_programs(OBJECT, "raw_tp/")}
         for name, program in programs.items():
@@ -145,17 +143,13 @@ class MigrationWitness:
             self._attach("mm_migrate_pages", programs["mm_migrate_pages:7"], fds)
 
     def _attach(self, name: str, program: Program, fds: dict[str, int]) -> None:
-        loaded = self._fds.load_program(program.linked(fds), "Dual BSD/GPL")
-        self._programs.append(loaded)
-        self._fds.attach_raw_tracepoint(name, loaded)
+        self._programs.append(self._fds.attach(name, program.linked(fds)))
 
     def _watch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        space = os.stat("/proc/self/ns/pid")
-        device = os.major(space.st_dev) << 20 | os.minor(space.st_dev)  # as the kernel encodes it inside
         pages = b"".join(_RANGE.pack(address // PAGE_BYTES, nbytes // PAGE_BYTES) for address, nbytes in ranges)
         control = self._maps[0]  # its programs write there too, and so not one byte of theirs is written here
         struct.pack_into("<I", control, _N_RANGES_AT, 0)
-        struct.pack_into("<QQI", control, 0, device, space.st_ino, os.getpid())
+        struct.pack_into("<QQI", control, 0, *bpf_calls.own_pid())
         struct.pack_into("<Q", control, _ENTRIES_AT, self._log_entries)
         control[_RANGES_AT : _RANGES_AT + len(pages)] = pages
         struct.pack_into("<I", control, _N_RANGES_AT, len(ranges))
@@ -182,7 +176,7 @@ class MigrationWitness:
 
     def _round_trip(self) -> tuple[int, list[int], NDArray[Any]]:
         """(address, nodes that one fresh page was on, what was seen of it): three nodes if it moved as it was told."""
-        nodes = _memory_nodes()
+        nodes = numbers(text(_NODES / "has_memory"))
         if len(nodes) < 2:
             raise CapabilityError(_WHAT, "this host has one node with memory", "use a host with two, or tools/numa_vm")
         page = mmap.mmap(-1, PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -203,14 +197,6 @@ class MigrationWitness:
         del anchor
         page.close()
         return address, path, seen
-
-
-def _memory_nodes() -> list[int]:
-    with contextlib.suppress(OSError):
-        text = (_NODES / "has_memory").read_text().strip()
-        ends = [part.split("-") for part in text.split(",") if part]
-        return [node for part in ends for node in range(int(part[0]), int(part[-1]) + 1)]
-    return []
 
 
 def _frames() -> Frames:

@@ -53,6 +53,12 @@ class Descriptors:
         attributes = struct.pack("<QI", ctypes.addressof(text), program_fd)
         return _call(_RAW_TRACEPOINT_OPEN, attributes, f"raw tracepoint {name}", self._numbers)
 
+    def attach(self, name: str, code: bytes) -> int:
+        """Descriptor of a program of Sentinel's that is at tracepoint `name` until it is closed. NativeError."""
+        loaded = self.load_program(code, "Dual BSD/GPL")
+        self.attach_raw_tracepoint(name, loaded)
+        return loaded
+
     def load_program(self, code: bytes, license_text: str) -> int:
         """Descriptor of a raw-tracepoint program. NativeError, with the verifier's last words if it objects."""
         instructions = ctypes.create_string_buffer(code, len(code))
@@ -98,11 +104,24 @@ def _call(command: int, attributes: bytes, what: str, kept: list[int]) -> int:
     return result
 
 
+def own_pid() -> tuple[int, int, int]:
+    """(device, inode, number): this process as its own namespace numbers it, and that namespace."""
+    space = os.stat("/proc/self/ns/pid")
+    device = os.major(space.st_dev) << 20 | os.minor(space.st_dev)  # as the kernel encodes it inside
+    return device, space.st_ino, os.getpid()
+
+
+def shared(map_fd: int, nbytes: int) -> mmap.mmap:
+    """The map's values, of so many bytes, in this process."""
+    whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return mmap.mmap(map_fd, whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
 def unmap(maps: list[mmap.mmap]) -> None:
     """Closes shared maps, once. One that a traceback still looks into goes with that."""
-    for shared in maps:
+    for each in maps:
         with contextlib.suppress(BufferError):
-            shared.close()
+            each.close()
     maps.clear()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,8 +68,7 @@ class EbpfReader(Reader):
 
     def _share(self, map_fd: int, nbytes: int) -> int:
         """Address at which the map's values are, in this process."""
-        whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        shared = mmap.mmap(map_fd, whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        shared = bpf_calls.shared(map_fd, nbytes)
         self._maps.append(shared)
         return ctypes.addressof(ctypes.c_char.from_buffer(shared))
 
@@ -87,9 +85,7 @@ class EbpfReader(Reader):
         table = self._share(maps["seen"], cells * _CELL_BYTES)
         self._maps[0][:_CONTROL_BYTES] = _control(n_pages, layout)
         for program in read_programs(OBJECT, "raw_tp/"):
-            loaded = self._fds.load_program(program.linked(maps), "Dual BSD/GPL")
-            self._programs.append(loaded)
-            self._fds.attach_raw_tracepoint(program.section.removeprefix("raw_tp/"), loaded)
+            self._programs.append(self._fds.attach(program.section.removeprefix("raw_tp/"), program.linked(maps)))
         self._totals = maps["totals"]
         self._maps[0][_ENABLED_AT] = 1
         return table
@@ -106,10 +102,8 @@ def _require_room(table_bytes: int) -> None:
 
 
 def _control(n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> bytes:
-    """`struct touch_control`: this process as its own namespace numbers it, and where the ranges are."""
-    space = os.stat("/proc/self/ns/pid")
-    device = os.major(space.st_dev) << 20 | os.minor(space.st_dev)  # as the kernel encodes it inside
-    head = _CONTROL.pack(device, space.st_ino, os.getpid(), 0, n_pages, len(layout), 0)
+    """`struct touch_control`: this process, and where the ranges are."""
+    head = _CONTROL.pack(*bpf_calls.own_pid(), 0, n_pages, len(layout), 0)
     ranges = b"".join(
         _RANGE.pack(owned.start // PAGE_BYTES, owned.nbytes // PAGE_BYTES, first // _CELL_PAGES)
         for owned, first in layout
