@@ -18,7 +18,7 @@ from sentinel.calibrate.native_measure import (
     parts_of,
     stream_rate,
 )
-from sentinel.calibrate.regions import HUGE_BYTES, Region
+from sentinel.calibrate.regions import Region
 from sentinel.calibrate.results import (
     EMULATED,
     Calibration,
@@ -30,7 +30,7 @@ from sentinel.calibrate.results import (
 )
 from sentinel.core.errors import CapabilityError
 from sentinel.core.rules import holding
-from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES, format_bytes
 from sentinel.system import processor
 
 Tell = Callable[[int, int, str], None]
@@ -118,16 +118,16 @@ class _Run:
     def moves(self, other: int) -> list[MoveFigures]:
         """Migration between the fast node and `other`, there and back, per page size and number of movers."""
         found = []
-        for page_bytes in (PAGE_BYTES, HUGE_BYTES):
+        for page_bytes in (PAGE_BYTES, HUGE_PAGE_BYTES):
             self._begin(f"nodes {self.plan.fast} and {other}: moving pages of {format_bytes(page_bytes)}")
-            with self._region(self.plan.fast, huge=page_bytes == HUGE_BYTES) as region:
-                if page_bytes == HUGE_BYTES and region.huge_bytes() < 0.9 * region.nbytes:
+            with self._region(self.plan.fast, huge=page_bytes == HUGE_PAGE_BYTES) as region:
+                if page_bytes == HUGE_PAGE_BYTES and region.huge_bytes() < 0.9 * region.nbytes:
                     self.notes.append("pages of 2 MiB were not available (see transparent_hugepage/enabled)")
                     continue
                 there, back = {}, {}
                 for count in self.plan.threads:
                     there[count], back[count] = self._there_and_back(region, count, page_bytes, other)
-                if page_bytes == HUGE_BYTES and region.huge_bytes() < 0.9 * region.nbytes:
+                if page_bytes == HUGE_PAGE_BYTES and region.huge_bytes() < 0.9 * region.nbytes:
                     self.notes.append("the kernel split huge pages as they moved")
             found.append(MoveFigures(self.plan.fast, other, page_bytes, there))
             found.append(MoveFigures(other, self.plan.fast, page_bytes, back))

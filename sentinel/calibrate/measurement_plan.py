@@ -6,9 +6,8 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sentinel.calibrate.regions import HUGE_BYTES
 from sentinel.core.errors import CapabilityError, UsageError
-from sentinel.core.units import format_bytes
+from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
 from sentinel.system import limits, processor
 from sentinel.system.topology import Topology
 
@@ -99,13 +98,13 @@ def _nbytes(host: Topology, nodes: Sequence[int], asked: int | None, threads: in
     if limit_bytes is not None and limit_bytes <= free_bytes:
         free_bytes, where = limit_bytes, "this process's memory cgroup"
     room = max((free_bytes - HEADROOM_BYTES) // REGIONS, 0)
-    least = max(LEAST_BYTES, threads * HUGE_BYTES)
+    least = max(LEAST_BYTES, threads * HUGE_PAGE_BYTES)
     if asked is None:
         usual = max(USUAL_BYTES, CACHES * processor.last_cache_bytes())
         wanted = EMULATED_BYTES if processor.is_emulated() else min(usual, room)
     else:
         wanted = asked
-    size = max(wanted, least if asked is None else 0) // HUGE_BYTES * HUGE_BYTES
+    size = max(wanted, least if asked is None else 0) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     if size < least:
         said = f"--size {format_bytes(wanted)} is too little to measure"
         raise UsageError(said, f"give at least {format_bytes(least)}")
@@ -114,7 +113,7 @@ def _nbytes(host: Topology, nodes: Sequence[int], asked: int | None, threads: in
             f"calibrating with {format_bytes(size)}",
             f"{where} has {format_bytes(free_bytes)} free, and {REGIONS} times the size and"
             f" {format_bytes(HEADROOM_BYTES)} are needed",
-            f"give --size {format_bytes(room // HUGE_BYTES * HUGE_BYTES).replace(' ', '')} or less,"
+            f"give --size {format_bytes(room // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES).replace(' ', '')} or less,"
             " or free memory there",
         )
     return size

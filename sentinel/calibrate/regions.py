@@ -9,10 +9,9 @@ from pathlib import Path
 from types import TracebackType
 
 from sentinel.core.errors import CapabilityError, NativeError
-from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES, format_bytes
 from sentinel.system import numa
 
-HUGE_BYTES = 2 << 20
 _PIECE = 16 << 20  # touched between two chances of an interrupt
 _MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 14, 15
 
@@ -25,11 +24,11 @@ class Region:
 
     def __init__(self, nbytes: int, node: int | None, *, huge: bool) -> None:
         self.nbytes, self._node = nbytes, node
-        self._map = mmap.mmap(-1, nbytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
             self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._map)
             base = ctypes.addressof(self._anchor)
-            self.address = -(-base // HUGE_BYTES) * HUGE_BYTES
+            self.address = -(-base // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
             self._advise(_MADV_HUGEPAGE if huge else _MADV_NOHUGEPAGE, self.address - base)
             if node is not None:
                 numa.bind(self.address, nbytes, node)

@@ -53,9 +53,7 @@ def room_bytes(zoneinfo: str, node: int) -> int:
     A small zone that is kept for devices counts above its reserve, since a request of any kind may fall back to it.
     """
     pages = 0
-    for zone in zoneinfo.split("\nNode "):
-        if not zone.removeprefix("Node ").startswith(f"{node},"):
-            continue
+    for zone in _zones(zoneinfo, node):
         found = [re.search(rule, zone) for rule in (r"pages free +(\d+)", r" low +(\d+)", r"protection: \(([\d, ]+)\)")]
         free, low, kept = (match[1] if match else "0" for match in found)
         reserve = max(int(word) for word in kept.split(","))  # of this zone against requests for higher ones
@@ -71,12 +69,15 @@ def node_promotion_reserve_bytes(node: int) -> int:
 def promotion_reserve_bytes(zoneinfo: str, node: int) -> int:
     """From the low watermark to the one up to which kswapd frees under numa_balancing=2 (Linux, mm/vmscan.c)."""
     pages = 0
-    for zone in zoneinfo.split("\nNode "):
-        if zone.removeprefix("Node ").startswith(f"{node},"):
-            low, high = (re.search(rf" {name} +(\d+)", zone) for name in ("low", "high"))
-            if low and high:
-                pages += 2 * (int(high[1]) - int(low[1]))  # the promotion watermark is as far above high again
+    for zone in _zones(zoneinfo, node):
+        low, high = (re.search(rf" {name} +(\d+)", zone) for name in ("low", "high"))
+        if low and high:
+            pages += 2 * (int(high[1]) - int(low[1]))  # the promotion watermark is as far above high again
     return pages * PAGE_BYTES
+
+
+def _zones(zoneinfo: str, node: int) -> list[str]:
+    return [zone for zone in zoneinfo.split("\nNode ") if zone.removeprefix("Node ").startswith(f"{node},")]
 
 
 @contextlib.contextmanager

@@ -122,8 +122,8 @@ def _pairs(records: NDArray[Any], reasons: NDArray[Any], frames: Frames) -> tupl
     order = np.lexsort((records["sequence"], records["address"], records["thread"]))
     records, reasons = records[order], reasons[order]
     before, after = records[:-1], records[1:]
-    removal = (after["kind"] == REMOVE_PAGE) | (after["kind"] == REMOVE_HUGE)
-    pair = removal & (before["address"] == after["address"]) & (before["thread"] == after["thread"])
+    removal = (records["kind"] == REMOVE_PAGE) | (records["kind"] == REMOVE_HUGE)
+    pair = removal[1:] & (before["address"] == after["address"]) & (before["thread"] == after["thread"])
     pair &= before["kind"] == after["kind"] - 1
     begun, ended = before[pair], after[pair]
     huge = ended["kind"] == REMOVE_HUGE
@@ -135,8 +135,7 @@ def _pairs(records: NDArray[Any], reasons: NDArray[Any], frames: Frames) -> tupl
     moves["reason"] = reasons[1:][pair].astype(np.int32)
     moves["own"] = ended["own"] != 0
     moves["moved"] = old != new
-    all_ends = (records["kind"] == REMOVE_PAGE) | (records["kind"] == REMOVE_HUGE)
-    return moves, int(all_ends.sum()) - len(moves)
+    return moves, int(removal.sum()) - len(moves)
 
 
 def _frame_of_present_entry(entries: NDArray[np.uint64], huge: NDArray[np.bool_]) -> NDArray[np.uint64]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.plan import Plan
+from sentinel.core.units import page_ceil
 
 Homes = tuple[tuple[int, int, int], ...]
 """(offset, nbytes, tier): whose pages are born in which tier. Ranges do not overlap."""
@@ -39,7 +40,7 @@ class SlotTable:
 def arena_start(plan: Plan) -> int:
     """Plan address at which the placement arena begins: past the last persistent slot's page."""
     ends = [slot.offset + slot.nbytes for slot in plan.slots if slot.key is None]
-    return -(-max(ends, default=0) // 4096) * 4096
+    return page_ceil(max(ends, default=0))
 
 
 def slot_table(plan: Plan, arena_bytes: int) -> SlotTable:
@@ -113,7 +114,7 @@ class Addresses:
             for index in range(first, bisect_left(offsets, end, lo=first)):
                 slot, address = slots[index], at[index]
                 low = max(begin, slot.offset)
-                high = min(end, slot.offset + -(-slot.nbytes // 4096) * 4096)
+                high = min(end, slot.offset + page_ceil(slot.nbytes))
                 if address is not None and high > low:
                     pieces.append((address + low - slot.offset, high - low))
             self._ranges.append(pieces)

@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 from sentinel.core.errors import NativeError
-from sentinel.core.units import PAGE_BYTES
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.system import numa
 from sentinel.system.probes import Missing, Page
 
@@ -19,7 +19,6 @@ _PAGEMAP_SCAN = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN = struct.Struct("=12Q")
 _PRESENT = 1 << 3
 _SOFT_DIRTY = 1 << 55
-_HUGE_BYTES = 2 << 20
 
 ADVICE = {
     "MADV_REMOVE": 9,  # free pages of a profiled step go back to the system
@@ -99,7 +98,7 @@ def weighted_interleave() -> str:
 def _advised(number: int, *, shared: bool) -> int:
     """0, or the errno of madvise() for a touched page."""
     visibility = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
-    memory = mmap.mmap(-1, 2 * _HUGE_BYTES, visibility | mmap.MAP_ANONYMOUS)  # with a whole huge page in it
+    memory = mmap.mmap(-1, 2 * HUGE_PAGE_BYTES, visibility | mmap.MAP_ANONYMOUS)  # with a whole huge page in it
     memory[0] = 1
     try:
         memory.madvise(number)

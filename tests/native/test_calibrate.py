@@ -14,8 +14,9 @@ import pytest
 from sentinel.calibrate import as_copied_here, calibrate, machine_of, moving, plan_measurements, regions
 from sentinel.calibrate.moving import moving_figures
 from sentinel.calibrate.native_measure import Chase, latency_ns, parts_of, stream_rate
-from sentinel.calibrate.regions import HUGE_BYTES, Region
+from sentinel.calibrate.regions import Region
 from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.core.units import HUGE_PAGE_BYTES
 from sentinel.system.topology import topology
 from sentinel.tiers import PRESETS, machine_for
 from tests.processes import threads, until
@@ -45,7 +46,7 @@ def _all_given_back(maps: list[mmap.mmap]) -> bool:
 
 def test_a_region_is_touched_aligned_and_given_back(made: list[mmap.mmap]) -> None:
     with Region(8 * MIB, None, huge=False) as region:
-        assert region.address % HUGE_BYTES == 0
+        assert region.address % HUGE_PAGE_BYTES == 0
         assert ctypes.string_at(region.address + 8 * MIB - 3, 3) == b"\x5a\x5a\x5a"
         assert region.huge_bytes() == 0
         assert not _all_given_back(made)
@@ -57,7 +58,7 @@ def test_huge_pages_are_counted_where_they_are_allowed() -> None:
     if not enabled.exists() or "[never]" in enabled.read_text():
         pytest.skip("needs transparent huge pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
     with Region(8 * MIB, None, huge=True) as region:
-        assert region.huge_bytes() in range(0, 8 * MIB + 1, HUGE_BYTES)
+        assert region.huge_bytes() in range(0, 8 * MIB + 1, HUGE_PAGE_BYTES)
 
 
 def test_a_node_that_is_not_there_takes_nothing(made: list[mmap.mmap]) -> None:
@@ -68,7 +69,7 @@ def test_a_node_that_is_not_there_takes_nothing(made: list[mmap.mmap]) -> None:
 
 def test_parts_are_whole_pages_and_cover_the_region() -> None:
     with Region(22 * MIB, None, huge=False) as region:
-        parts = parts_of(region, 3, HUGE_BYTES, 1)
+        parts = parts_of(region, 3, HUGE_PAGE_BYTES, 1)
         assert [part.nbytes for part in parts] == [6 * MIB, 8 * MIB, 8 * MIB]
         assert parts[0].address == region.address
         for one, other in itertools.pairwise(parts):
