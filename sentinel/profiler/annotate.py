@@ -16,6 +16,7 @@ from sentinel.core.rules import require
 from sentinel.core.units import format_bytes
 from sentinel.profiler import hooks, module_hooks, slices
 from sentinel.profiler.blocks import find_blocks, named_blocks
+from sentinel.profiler.names import parameters_of
 from sentinel.runtime import RUNTIME
 from sentinel.runtime.ordinals import prefix
 
@@ -116,7 +117,7 @@ def notes() -> list[str]:
         )
     for optimizer in RUNTIME.optimizers.alive():
         if not slices.sliceable(optimizer):
-            params = [p for group in optimizer.param_groups for p in group["params"]]
+            params = [*parameters_of(optimizer)]
             state = [t for held in optimizer.state.values() for t in held.values() if isinstance(t, torch.Tensor)]
             nbytes = sum(t.numel() * t.element_size() for t in (*params, *params, *state))
             found.append(

@@ -100,6 +100,11 @@ def part_here(tensor: torch.Tensor) -> torch.Tensor:
     return held if isinstance(held, torch.Tensor) else tensor
 
 
+def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Those of all its groups."""
+    return (param for group in optimizer.param_groups for param in group["params"])
+
+
 def parameters(
     models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = (), numbers: Numbers | None = None
 ) -> list[tuple[str, nn.Parameter]]:
@@ -110,7 +115,7 @@ def parameters(
         for name, param in model.named_parameters():
             found.setdefault(id(param), (prefix(ordinal) + name, param))
     for optimizer in optimizers:
-        for param in (p for group in optimizer.param_groups for p in group["params"]):
+        for param in parameters_of(optimizer):
             if id(param) not in found:
                 found[id(param)] = (f"param.{numbers.of(param)}", param)
     return list(found.values())

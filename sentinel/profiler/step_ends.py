@@ -11,6 +11,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sentinel.profiler import hooks
+from sentinel.profiler.names import parameters_of
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
 from sentinel.profiler.unobserved import without_function_modes
 
@@ -78,9 +79,8 @@ class StepEnds:
     def _look(self, optimizer: Optimizer) -> None:
         if self._period:
             self._steps, self._period = [], []
-        params = [p for group in optimizer.param_groups for p in group["params"]]
         with without_function_modes():
-            trained = frozenset(id(p) for p in params if p.grad is not None)
+            trained = frozenset(id(p) for p in parameters_of(optimizer) if p.grad is not None)
         self._steps.append(OptimizerStep(id(optimizer), trained))
         del self._steps[:-MOST]
         if length := period_of(self._steps):

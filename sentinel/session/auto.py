@@ -30,6 +30,7 @@ from sentinel.core.units import format_bytes
 from sentinel.migration.frozen_objects import all_objects
 from sentinel.profiler import module_hooks
 from sentinel.profiler.backward import graph_task
+from sentinel.profiler.names import parameters_of
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
 from sentinel.profiler.unobserved import without_function_modes
 from sentinel.runtime import RUNTIME
@@ -168,7 +169,7 @@ class Follower:
         if self._period:
             self._left = max(self._left - 1, 0)
             return
-        trained = frozenset(id(param) for param in _parameters(optimizer) if param.grad is not None)
+        trained = frozenset(id(param) for param in parameters_of(optimizer) if param.grad is not None)
         self._steps.append(OptimizerStep(number, trained))
         del self._steps[:-KEPT]
         if self._somebody_began():  # not by `sentinel.start_profile`, which would have told
@@ -212,12 +213,12 @@ class Follower:
     def _trainable(self) -> set[int]:
         """Parameters of all optimizers that there are, also of those that have not stepped yet."""
         optimizers = (*self._all_optimizers(), *self._optimizers)
-        return {id(param) for optimizer in optimizers for param in _parameters(optimizer) if param.requires_grad}
+        return {id(param) for optimizer in optimizers for param in parameters_of(optimizer) if param.requires_grad}
 
     def _trained_models(self) -> list[nn.Module]:
         """The modules seen that an optimizer trains; without those within another one, and those that are annotated or
         have a part that is."""
-        trained = {id(param) for optimizer in self._optimizers for param in _parameters(optimizer)}
+        trained = {id(param) for optimizer in self._optimizers for param in parameters_of(optimizer)}
         seen = (*self._models.values(), *self._trained_in_eval_mode)
         found = [m for m in seen if any(id(p) in trained for p in m.parameters())]
         inner = {id(child) for m in found for child in m.modules() if child is not m}
@@ -229,7 +230,7 @@ class Follower:
         """Of the modules seen in eval mode, as `from_pretrained` leaves them, those with parameters that an optimizer
         updates and that no module in training mode has: with one, the forward in eval mode is its validation."""
         optimizers = tuple(self._optimizers)
-        updated = {id(p) for optimizer in optimizers for p in _parameters(optimizer) if p.requires_grad}
+        updated = {id(p) for optimizer in optimizers for p in parameters_of(optimizer) if p.requires_grad}
         updated -= {id(p) for m in self._models.values() for p in m.parameters()}
         return [m for m in self._in_eval_mode.values() if any(id(p) in updated for p in m.parameters())]
 
@@ -277,10 +278,6 @@ def require_room() -> None:
             f"the memory cgroup has {format_bytes(room)} left, a session may take {format_bytes(LEAST_ROOM_BYTES)}",
             "give the container more memory",
         )
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _alive() -> WeakSet[Optimizer]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +74,7 @@ class OverlappedOptimizer:
     def watch(self) -> None:
         """The step that begins now is watched. Raises what `GradientWatch.begin` raises."""
         optimizer = self._alive()
-        parameters = list(self._large(optimizer))
+        parameters = self._follow_groups(optimizer)
         self.overlaps, self._ready = False, set()
         self._watched = GradientWatch()  # first: whoever interrupts what follows finds whose recording it is
         self._watched.begin(parameters)
@@ -134,15 +133,17 @@ class OverlappedOptimizer:
         assert optimizer is not None
         return optimizer
 
-    def _large(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
-        """The parameters that are worth it; notes whose group each is in."""
-        self._group_of = {}
+    def _follow_groups(self, optimizer: Optimizer) -> list[torch.Tensor]:
+        """The parameters that are worth it; notes which group each is in. It may have come into another one; what is
+        new after the watch is left to the step."""
+        self._group_of, found = {}, []
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 nbytes = parameter.numel() * parameter.element_size()
                 if nbytes >= self._least_bytes and parameter.requires_grad and parameter.device.type == "cpu":
                     self._group_of[id(parameter)] = number
-                    yield parameter
+                    found.append(parameter)
+        return found
 
     def _hook(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
@@ -272,11 +273,6 @@ class OverlappedOptimizer:
             self._end_watch()
         elif self.overlaps:
             self._follow_groups(optimizer)
-
-    def _follow_groups(self, optimizer: Optimizer) -> None:
-        """A parameter may have come into another group. One that is new is left to the step."""
-        for _parameter in self._large(optimizer):
-            pass
 
     # ---- saved and loaded ---------------------------------------------------------------------------------------
 

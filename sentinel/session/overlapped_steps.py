@@ -20,6 +20,7 @@ from sentinel.core.errors import SentinelError
 from sentinel.core.rules import first_broken, require
 from sentinel.core.units import counted
 from sentinel.profiler import hooks
+from sentinel.profiler.names import parameters_of
 from sentinel.session.overlapped_optimizer import OverlappedOptimizer
 from sentinel.session.spent_gradient import WITHOUT
 from sentinel.session.spent_guard import SpentGuard
@@ -45,8 +46,9 @@ class OverlappedSteps:
 
     def check(self, optimizers: Sequence[Optimizer]) -> None:
         """Raises UsageError for one whose updates cannot be told apart, while nothing is changed."""
+        owners = _owners(optimizers)
         for optimizer in optimizers:
-            why = _unfit(optimizer, self._owners(optimizers))
+            why = _unfit(optimizer, owners)
             require((why, f"overlap_optimizer: {type(optimizer).__name__}: {why}", WITHOUT))
 
     def begin(self) -> None:
@@ -87,7 +89,7 @@ class OverlappedSteps:
         if each is None:
             each = self._found[optimizer] = OverlappedOptimizer(optimizer, self._least_bytes, self._guard)
             self._told.append(each)
-            owners = self._owners([*self._found])
+            owners = _owners([*self._found])
             for other_optimizer, other in self._found.items():
                 if why := _unfit(other_optimizer, owners):
                     other.refuse(why)
@@ -121,19 +123,15 @@ class OverlappedSteps:
                 each.said = True
                 say(each.told, wrong=True)
 
-    def _owners(self, optimizers: Sequence[Optimizer]) -> dict[int, int]:
-        """How many of `optimizers` have a parameter, by its id."""
-        counts: dict[int, int] = {}
-        for optimizer in optimizers:
-            for number in {id(p) for group in optimizer.param_groups for p in group["params"]}:
-                counts[number] = counts.get(number, 0) + 1
-        return counts
+
+def _owners(optimizers: Sequence[Optimizer]) -> Counter[int]:
+    """How many of `optimizers` have a parameter, by its id."""
+    return Counter(number for optimizer in optimizers for number in set(map(id, parameters_of(optimizer))))
 
 
-def _unfit(optimizer: Optimizer, owners: dict[int, int]) -> str:
+def _unfit(optimizer: Optimizer, owners: Counter[int]) -> str:
     """Why its parameters cannot take their updates in backward, as far as that is known before a step; "" where they
     may."""
-    numbers = {id(p) for group in optimizer.param_groups for p in group["params"]}
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return (
         first_broken(
@@ -141,7 +139,10 @@ def _unfit(optimizer: Optimizer, owners: dict[int, int]) -> str:
                 not steps_alone(optimizer),
                 "its update of a parameter may need more than that parameter's own gradient and state",
             ),
-            (any(owners.get(number, 0) > 1 for number in numbers), "another optimizer has some of its parameters too"),
+            (
+                any(owners[id(param)] > 1 for param in parameters_of(optimizer)),
+                "another optimizer has some of its parameters too",
+            ),
             (
                 distributed and torch.distributed.get_world_size() > 1,
                 "gradients are exchanged between processes, after autograd has completed them",

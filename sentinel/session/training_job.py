@@ -168,7 +168,7 @@ class TrainingJob:
 
     def a_parameter_was_replaced(self, memory: ManagedMemory) -> bool:
         """As above, of the next few parameters of all optimizers in turn: `param.data = other` replaces one."""
-        params = (param for each in self.optimizers for group in each.param_groups for param in group["params"])
+        params = (param for each in self.optimizers for param in names.parameters_of(each))
         few = list(islice(params, self._turn, self._turn + FIRST))
         self._turn = self._turn + FIRST if few else 0
         return any(not memory.contains(at) and at not in self._unmoved for at in _large(few))
@@ -226,7 +226,7 @@ FIRST = 16
 def _trains(optimizer: Optimizer, params: Iterable[torch.Tensor]) -> bool:
     """Whether it has one of `params`."""
     ours = set(map(id, params))
-    return any(id(param) in ours for group in optimizer.param_groups for param in group["params"])
+    return any(id(param) in ours for param in names.parameters_of(optimizer))
 
 
 def _are_elsewhere(holder: nn.Module | Optimizer, memory: ManagedMemory) -> bool:
@@ -236,7 +236,7 @@ def _are_elsewhere(holder: nn.Module | Optimizer, memory: ManagedMemory) -> bool
         kinds = [(param for _, param in holder.named_parameters())]  # parameters() may give groups of them
     else:
         state = (value for held in holder.state.values() for value in held.values() if isinstance(value, torch.Tensor))
-        kinds = [(param for group in holder.param_groups for param in group["params"]), state]
+        kinds = [names.parameters_of(holder), state]
     return any(not memory.contains(at) for kind in kinds for at in islice(_large(kind), 1))
 
 
