@@ -24,7 +24,8 @@ def render(noun: Noun) -> bytes:
     form = format_of(noun)
     body = encode(noun, leave_out=form.tables)
     for table in form.tables:
-        body[table] = {name: column.tolist() for name, column in _columns(getattr(noun, table)).items()}
+        rows = getattr(noun, table)
+        body[table] = {name: rows[name].tolist() for name in rows.dtype.names}
     lines = [
         f'  "checksum": {json.dumps(checksum(form, canonical(body), {}))}',
         f'  "format": {json.dumps(form.name)}',
@@ -62,10 +63,6 @@ def _indented(body: dict[str, Any]) -> str:
             text = json.dumps(value, sort_keys=True, allow_nan=False)
         parts.append(f"    {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n  }"
-
-
-def _columns(table: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    return {name: table[name] for name in table.dtype.names or ()}
 
 
 def _table(value: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:

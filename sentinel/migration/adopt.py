@@ -118,7 +118,7 @@ def _adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) -
     moved = _move_all(memory, examined, [row for row, reason in zip(rows, reasons, strict=True) if not reason])
     adopted = []
     for name, holders, reason in zip(names.values(), rows, reasons, strict=True):
-        address, reason = moved.get(holders.storage, (0, reason)) if not reason else (0, reason)
+        address, reason = moved.get(holders.storage, (0, reason))
         adopted.append(Adoption(name, address or holders.address, holders.nbytes, not reason, reason))
     return adopted
 
@@ -140,11 +140,9 @@ def kept_bytes() -> int:
 def _reason(memory: ManagedMemory, holders: Holders) -> str:
     if holders.memory == MANAGED and memory.contains(holders.address):
         return "it is in managed memory already"
-    if 0 < holders.nbytes < SMALL_BYTES and not holders.objection:
-        return "it is smaller than 1 KiB"
-    if holders.nbytes == 0 and not holders.objection:
-        return "it is empty"
-    return holders.objection
+    if holders.objection or holders.nbytes >= SMALL_BYTES:
+        return holders.objection
+    return "it is smaller than 1 KiB" if holders.nbytes else "it is empty"
 
 
 def _move_all(memory: ManagedMemory, examined: Examined, rows: list[Holders]) -> dict[int, tuple[int, str]]:

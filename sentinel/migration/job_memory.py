@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from sentinel.migration.clock import MONOTONIC, Clock
 
 
-def _none() -> int:
-    return 0
-
-
 @dataclass(frozen=True)
 class JobMemory:
     """`ranges(block)`: (address, nbytes) of a block's pieces in this process.
@@ -29,6 +25,6 @@ class JobMemory:
     warn: Callable[[str], None]
     strict: bool = False
     discard: Callable[[int, int], int] | None = None
-    unmanaged_bytes: Callable[[], int] = _none
+    unmanaged_bytes: Callable[[], int] = lambda: 0
     bytes_per_s: int = 0
     clock: Clock = MONOTONIC

@@ -42,17 +42,11 @@ class Outcomes:
 
     def ended(self, moves: Iterable[Ended]) -> None:
         """Blocks are where these moves left them. Raises the last failure where the job is strict."""
-        failure = None
-        for move in moves:
-            failure = self._land(move) or failure
-        self._raise(failure)
+        self._raise([self._land(move) for move in moves])
 
     def refused(self, moves: Iterable[Ended]) -> None:
         """They were not begun. Raises the last failure where the job is strict."""
-        failure = None
-        for move in moves:
-            failure = self._record(move) or failure
-        self._raise(failure)
+        self._raise([self._record(move) for move in moves])
 
     def _land(self, ended: Ended) -> TierError | None:
         block, before = ended.move.block, self._table.spread(ended.move.block)
@@ -94,9 +88,10 @@ class Outcomes:
             self._job.warn(f"{error}; training goes on, the report lists all that failed")
         return error
 
-    def _raise(self, failure: TierError | None) -> None:
-        if failure is not None and self._job.strict:
-            raise failure
+    def _raise(self, found: list[TierError | None]) -> None:
+        failures = [each for each in found if each is not None]
+        if failures and self._job.strict:
+            raise failures[-1]
 
     # ---- what else may go wrong -------------------------------------------------------------------------
 
@@ -118,7 +113,7 @@ class Outcomes:
                 self._job.warn(f"{sentence}; the report says how often and by how much")
             totals.overflows += 1
             self._recorder.event(sentence)
-            self._raise(TierError(sentence, tier="fast", block=birth.block))
+            self._raise([TierError(sentence, tier="fast", block=birth.block)])
 
     def _sent_further(self, block: int) -> None:
         if not self._recorder.totals.sent_further:

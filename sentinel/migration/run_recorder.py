@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sentinel.core.counters import Counters
 from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run, TrialDecision
@@ -173,10 +172,10 @@ class RunRecorder:
             emulated=emulated,
             tier_names=tier_names,
             fast_capacity_bytes=fast_capacity_bytes,
-            steps=_table([step.row for step in steps if step.row is not None], STEP_DTYPE),
-            layers=_table([row for step in steps for row in step.layers], LAYER_DTYPE),
-            migrations=_table([row for step in [*steps, self._now] for row in step.migrations], MIGRATION_DTYPE),
-            held=_table([row for step in steps for row in step.held], HELD_DTYPE),
+            steps=np.array([step.row for step in steps if step.row is not None], STEP_DTYPE),
+            layers=np.array([row for step in steps for row in step.layers], LAYER_DTYPE),
+            migrations=np.array([row for step in [*steps, self._now] for row in step.migrations], MIGRATION_DTYPE),
+            held=np.array([row for step in steps for row in step.held], HELD_DTYPE),
             counters=self._counters(),
             events=tuple(self.events),
             trials=tuple(self.trials),
@@ -187,7 +186,3 @@ class RunRecorder:
         if counts.steps:
             counts.discarded_bytes_per_step = counts.discarded_bytes // counts.steps
         return counts.plus(self._before)
-
-
-def _table(rows: list[Row], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.array(rows, dtype)

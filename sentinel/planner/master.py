@@ -179,7 +179,6 @@ class Master:
         length, candidates, n_rows = self.length, self.candidates, self.unit_row + len(self.work.units)
         base, least = layer_base_ms(self.work, candidates)
         layers = np.arange(length)
-        groups = np.arange(len(candidates))
         long = np.flatnonzero(candidates.unit_class >= 0)
         ones = np.ones(length)
         entries: Entries = [
@@ -197,8 +196,8 @@ class Master:
         lp.num_col_, lp.num_row_ = self.first, n_rows
         endless = np.full(length, np.inf)
         lp.col_cost_ = np.concatenate([ones, np.zeros(length), -_SLOW_COST * saved / 1e6])
-        lp.col_lower_ = np.concatenate([least, np.zeros(length + len(groups))])
-        lp.col_upper_ = np.concatenate([endless, endless, np.ones(len(groups))])
+        lp.col_lower_ = np.concatenate([least, np.zeros(length + len(candidates))])
+        lp.col_upper_ = np.concatenate([endless, endless, np.ones(len(candidates))])
         low, high = np.full(n_rows, -np.inf), np.zeros(n_rows)
         low[:length], high[:length] = base, np.inf
         high[length : self.link_row] = self.work.budget_bytes / 1e9

@@ -39,7 +39,18 @@ class Pool:
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """First byte, one past the last, and (rows, L) occupied of each page range below the cap; neighbours that are
         occupied in the same layers are one."""
-        return _rows(self)
+        if self.cap == 0:
+            none = np.zeros(0, np.int64)
+            return none, none, np.zeros((0, self.profile.n_layers), bool)
+        grain = max(-(-self.cap // (PAGE_BYTES * _ROWS)) * PAGE_BYTES, PAGE_BYTES)
+        t = self.profile.tensors[self.tensors]
+        start, stop = t["start"].astype(np.int64), t["stop"].astype(np.int64)
+        used = _occupied(self, grain, start, stop, t["nbytes"], self.profile.n_layers)
+        heads = np.flatnonzero(np.append(True, (used[1:] != used[:-1]).any(axis=1)))
+        tails = np.append(heads[1:], len(used))
+        some = used[heads].any(axis=1)
+        heads, tails = heads[some], tails[some]
+        return heads * grain, np.minimum(tails * grain, self.cap), used[heads]
 
     def slow_share(self, profile: Profile) -> NDArray[np.float64]:
         """Of each tensor the share of its bytes above the cap."""
@@ -99,22 +110,6 @@ def held_bytes(pool: Pool, profile: Profile) -> NDArray[np.int64]:
     """(L,) bytes that `layered_blocks` hold."""
     low, high, used = pool.rows
     return (high - low) @ used if len(low) else np.zeros(profile.n_layers, np.int64)
-
-
-def _rows(pool: Pool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    profile = pool.profile
-    if pool.cap == 0:
-        none = np.zeros(0, np.int64)
-        return none, none, np.zeros((0, profile.n_layers), bool)
-    grain = max(-(-pool.cap // (PAGE_BYTES * _ROWS)) * PAGE_BYTES, PAGE_BYTES)
-    t = profile.tensors[pool.tensors]
-    start, stop = t["start"].astype(np.int64), t["stop"].astype(np.int64)
-    used = _occupied(pool, grain, start, stop, t["nbytes"], profile.n_layers)
-    heads = np.flatnonzero(np.append(True, (used[1:] != used[:-1]).any(axis=1)))
-    tails = np.append(heads[1:], len(used))
-    some = used[heads].any(axis=1)
-    heads, tails = heads[some], tails[some]
-    return heads * grain, np.minimum(tails * grain, pool.cap), used[heads]
 
 
 def _occupied(

@@ -35,12 +35,6 @@ def among(objects: Iterable[object]) -> list[DistributedDataParallel]:
     return [each for each in found if isinstance(each, DistributedDataParallel) and _reducer(each) is not None]
 
 
-def parameters(model: DistributedDataParallel) -> list[torch.Tensor]:
-    """Those that its reducer may reduce."""
-    held: list[torch.Tensor] = model.__dict__["_module_parameters"]
-    return held
-
-
 def references(models: Sequence[DistributedDataParallel]) -> NDArray[np.uint64]:
     """The TensorImpl of each reference that their reducers hold. To be called while no backward runs.
 
@@ -82,7 +76,7 @@ _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 def _references(model: DistributedDataParallel) -> NDArray[np.uint64]:
     """Raises NativeError (EINVAL) where what is there is no reducer of the model's parameters."""
     with torch._C.DisableTorchFunctionSubclass():
-        impls = np.array([param._cdata for param in parameters(model)], np.uint64)
+        impls = np.array([param._cdata for param in model.__dict__["_module_parameters"]], np.uint64)
     call = _function("sn_reducer_references", ctypes.c_int64)
     address = _address(model)
     return _all("sn_reducer_references", lambda out, room: call(address, impls.ctypes.data, len(impls), out, room))

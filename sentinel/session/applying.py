@@ -314,15 +314,10 @@ class Applying:
         mapped = Addresses(plan, arena, self._managed(plan))
         start = arena_start(plan)
 
-        def discard(offset: int, nbytes: int) -> int:
-            """These pages of dead transient blocks go, so that their next tenant's are born at home. Bytes that went at
-            once."""
-            return self._memory.discard(offset - start, nbytes)
-
         job = JobMemory(
             mapped.ranges,
             warn=partial(warn, stacklevel=3),
-            discard=discard,
+            discard=lambda offset, nbytes: self._memory.discard(offset - start, nbytes),
             unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
             bytes_per_s=self._bytes_per_s,
         )

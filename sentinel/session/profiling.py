@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from sentinel.core.layer_cycle import Tick
+from sentinel.core.rules import first_broken
 from sentinel.core.step_follower import Position
 from sentinel.core.trace import LayerId, Trace
 from sentinel.profiler import annotate
@@ -48,14 +49,15 @@ class Profiling(State):
         return after
 
     def _after(self, trace: Trace) -> State:
-        provisional = A_FORK if self._context.recording.cut_short else ""
-        if self._context.job.buckets_were_rebuilt() or self._context.job.buckets_are_to_be_rebuilt():
-            provisional = BUCKETS_CHANGE
-        if self._context.job.state_was_born():
-            provisional = STATE_WAS_BORN
+        job = self._context.job
+        provisional = first_broken(
+            (job.state_was_born(), STATE_WAS_BORN),
+            (job.buckets_were_rebuilt() or job.buckets_are_to_be_rebuilt(), BUCKETS_CHANGE),
+            (self._context.recording.cut_short, A_FORK),
+        )
         first = FirstPlan(self._context)
         if not provisional:
-            if self._context.job.optimizers and not self._context.follower.cycle.boundaries:
+            if job.optimizers and not self._context.follower.cycle.boundaries:
                 self._context.notes.append(NO_STEP_SEEN if annotate.compiled_something() else NO_STEP)
             return first.recorded(trace)
         self._context.planned(self._context.planning.profiled(trace, provisional=True))

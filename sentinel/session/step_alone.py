@@ -47,8 +47,7 @@ def options_of(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
 
 def changed_option(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The name of an option that differs; "" where none does."""
-    names = [*before, *(name for name in now if name not in before)]
-    return next((name for name in names if not _same(before.get(name), now.get(name))), "")
+    return next((name for name in before | now if not _same(before.get(name), now.get(name))), "")
 
 
 def _copied(value: Any) -> Any:

@@ -41,8 +41,8 @@ def changed(then: Before, optimizer: Optimizer, parameter: torch.Tensor) -> str:
     now = before(optimizer, parameter)
     if now.parameter != then.parameter:
         return "a parameter"
-    names = [*then.state, *(name for name in now.state if name not in then.state)]
     missing = object()
+    names = then.state | now.state
     other = (name for name in names if not _same(now.state.get(name, missing), then.state.get(name, missing)))
     return next((f"the state {name!r} of a parameter" for name in other), "")
 

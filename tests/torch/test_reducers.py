@@ -142,7 +142,7 @@ def test_buckets_are_told_to_change_until_they_have(memory: ManagedMemory) -> No
 
 def test_what_is_no_reducer_of_these_parameters_is_not_read(capfd: pytest.CaptureFixture[str]) -> None:
     job, other = Job(), Job()
-    job.model.__dict__["_module_parameters"] = reducers.parameters(other.model)
+    job.model.__dict__["_module_parameters"] = other.model.__dict__["_module_parameters"]
     assert len(reducers.references([job.model])) == 0
     assert "stays in place" in capfd.readouterr().err
     assert reducers.buckets(job.model) == []

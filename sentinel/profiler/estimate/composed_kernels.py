@@ -41,7 +41,7 @@ def _coalesce(known: KnownValues, x: torch.Tensor) -> torch.Tensor:
         rows = torch.unique(named, dim=1)
         filled = named.new_zeros(named.shape)
         filled[:, : rows.shape[1]] = rows
-    known.learn(new_indices, filled)
+    known.learn(new_indices, filled, ours=True)
     left = rows.shape[1]
     return _sparse(new_indices.narrow(1, 0, left), new_values.narrow(0, 0, left), x.shape, coalesced=True)
 

@@ -43,10 +43,6 @@ class KnownValues:
             seen: torch.Tensor = made.set_(held[0], tensor.storage_offset(), tensor.shape, tensor.stride())
             return seen
 
-    def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """`tensor`, a whole fake one, holds `value`."""
-        self._keep(tensor, value, ours=True)
-
     def forget(self, storage: int) -> None:
         """`storage` (its `_cdata`) is gone, or holds what nobody knows."""
         self._storages.pop(storage, None)
@@ -97,11 +93,12 @@ class KnownValues:
             theirs = {t.untyped_storage()._cdata for t in given if not isinstance(t, FakeTensor)}
             for tensor, value in zip(_tensors(result), real, strict=True):
                 if not self._has(tensor):
-                    self._keep(tensor, value, ours=value.untyped_storage()._cdata not in theirs)
+                    self.learn(tensor, value, ours=value.untyped_storage()._cdata not in theirs)
             return True
         return False
 
-    def _keep(self, tensor: torch.Tensor, value: torch.Tensor, *, ours: bool) -> None:
+    def learn(self, tensor: torch.Tensor, value: torch.Tensor, *, ours: bool) -> None:
+        """`tensor`, a fake one, holds `value`, whose memory is `ours` to write to."""
         same = value.dtype == tensor.dtype and value.shape == tensor.shape and value.stride() == tensor.stride()
         storage = value.untyped_storage()
         if (
