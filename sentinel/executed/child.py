@@ -236,6 +236,6 @@ class _Witness:
 
     def _read(self, *, last: bool = False) -> None:
         seen = self._witness.read(last=last)
-        self._pages.update({reason: seen.pages(reason=reason) for reason in REASONS})
+        self._pages.update({reason: seen.pages(reason) for reason in REASONS})
         self._lost = seen.lost
         self._wide_demoted = seen.machine_wide.get("demotion", (0, 0))[0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,28 +75,10 @@ class Sightings:
     unmatched: int
     machine_wide: Mapping[str, tuple[int, int]]
 
-    def pages(self, *, reason: str | None = None, to_node: int | None = None, own: bool | None = None) -> int:
-        """How many pages moved, with the given reason, destination and author, if given."""
-        chosen = self.moves["moved"].copy()
-        if reason is not None:
-            chosen &= self.moves["reason"] == REASONS.index(reason)
-        if to_node is not None:
-            chosen &= self.moves["to_node"] == to_node
-        if own is not None:
-            chosen &= self.moves["own"] == own
+    def pages(self, reason: str) -> int:
+        """How many pages moved for this reason."""
+        chosen = self.moves["moved"] & (self.moves["reason"] == REASONS.index(reason))
         return int(self.moves["n_pages"][chosen].sum())
-
-    def pages_by_reason(self) -> dict[str, int]:
-        """Reason -> pages that moved; reasons with none are left out."""
-        counts = {reason: self.pages(reason=reason) for reason in REASONS}
-        return {reason: pages for reason, pages in counts.items() if pages}
-
-    def within(self, ranges: Iterable[tuple[int, int]]) -> Sightings:
-        """The same for the moves that lie in `ranges` of (address, nbytes) only."""
-        kept = np.zeros(len(self.moves), bool)
-        for address, nbytes in ranges:
-            kept |= (self.moves["address"] >= address) & (self.moves["address"] < address + nbytes)
-        return replace(self, moves=self.moves[kept])
 
 
 def join(records: NDArray[Any], frames: Frames) -> tuple[NDArray[Any], int, NDArray[Any]]:

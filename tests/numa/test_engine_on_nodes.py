@@ -335,7 +335,7 @@ def test_a_block_takes_its_huge_pages_along_and_no_neighbours(chosen: bool) -> N
     assert bool(strayed) != chosen
     if chosen:
         moved_pages = int(run.migrations["moved_bytes"].sum()) // 4096
-        assert seen.pages(reason="syscall") == moved_pages == 3 * (2 * (3 * MIB) + 4 * MIB) // 4096
+        assert seen.pages("syscall") == moved_pages == 3 * (2 * (3 * MIB) + 4 * MIB) // 4096
         sizes, counts = np.unique(seen.moves["n_pages"], return_counts=True)
         assert dict(zip(sizes.tolist(), counts.tolist(), strict=True)) == {1: 3 * 2 * 256, 512: 3 * (2 + 2)}
         low, high = arena.base + b[0], arena.base + sum(b)

@@ -29,6 +29,7 @@ from sentinel.migration.witness import MigrationWitness  # noqa: E402
 from sentinel.system import native  # noqa: E402
 from tests.numa.training import STEPS, WIDTH, arenas, failed, same, stock, train  # noqa: E402
 from tests.processes import until  # noqa: E402
+from tests.seen_pages import pages, pages_by_reason, within  # noqa: E402
 from tests.training import Trained, fork_in_each_forward, total  # noqa: E402
 
 MOVE_PAGES = 279
@@ -164,11 +165,11 @@ def test_balancing_leaves_the_plan_alone(mode: str) -> None:
     ours = train(ours=True, fault=eager, at=2, until=STEPS - 1)
     free.close()
     same(stock(), ours)
-    in_arenas = seen[0].within(arenas())
+    in_arenas = within(seen[0], arenas())
     # Compaction moves pages about within a node: it makes room there, and undoes no plan.
-    assert set(in_arenas.pages_by_reason()) - {"compaction"} == {"syscall"}
+    assert set(pages_by_reason(in_arenas)) - {"compaction"} == {"syscall"}
     if mode == "1":
-        assert seen[0].pages(reason="numa_misplaced", to_node=0) > 0
+        assert pages(seen[0], reason="numa_misplaced", to_node=0) > 0
 
 
 def test_the_witness_counts_what_the_engine_claims() -> None:
@@ -187,7 +188,7 @@ def test_the_witness_counts_what_the_engine_claims() -> None:
     run = same(stock_by_workers(), ours)
     assert int(run.migrations["step"].min()) == 0  # no row is missing
     claimed = int(run.migrations["moved_bytes"].sum()) // vm_calls.PAGE
-    by_reason = seen[0].pages_by_reason()
+    by_reason = pages_by_reason(seen[0])
     by_reason.pop("compaction", None)  # which moves pages about within a node, whenever the kernel wants to
     assert by_reason == {"syscall": claimed}
     assert seen[0].lost == 0  # a page that workers map too is unmapped there as well: those records match no move

@@ -24,6 +24,7 @@ from sentinel.reports.sections import witness_table  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.applying import Applying  # noqa: E402
 from sentinel.system import numa  # noqa: E402
+from tests.seen_pages import pages  # noqa: E402
 from tests.training import Trained, assert_same, train  # noqa: E402
 
 ASKED = {"fast": "40%", "slow": "numa:1", "tracker": "ops"}
@@ -121,7 +122,7 @@ def test_blocks_in_huge_pages_move_alone_and_every_page_is_accounted_for() -> No
     assert max(huge) >= HUGE_PAGE_BYTES  # how many it finds whole is for the kernel to say
     assert int((seen.moves["n_pages"] == 512).sum()) >= STEPS - 3
     assert (
-        seen.pages(reason="syscall", own=True) - 2 == claimed_pages
+        pages(seen, reason="syscall", own=True) - 2 == claimed_pages
     )  # the session's own witness moved a page to and fro
     assert run.counters.overflow_bytes == 0
     assert ours.text.startswith("engine and witness agree")

@@ -24,6 +24,7 @@ from torch import nn  # noqa: E402
 from sentinel.migration.sightings import Sightings  # noqa: E402
 from sentinel.migration.witness import MigrationWitness  # noqa: E402
 from tests.numa.training import STEPS, arenas, failed, same, stock, train  # noqa: E402
+from tests.seen_pages import pages  # noqa: E402
 
 NODE = 1
 
@@ -59,7 +60,7 @@ def test_a_node_taken_offline(back: bool) -> None:
     run = same(stock(), ours)
     assert errno.ENODEV in failed(run)
     assert ours.told("No such device")
-    assert seen[0].pages(reason="memory_hotplug", to_node=0) > 0
+    assert pages(seen[0], reason="memory_hotplug", to_node=0) > 0
     assert run.counters.kernel_placed_pages > 0  # it brought them to node 0, whatever the plan said
     assert any("the kernel placed" in sentence for _, sentence in run.events)
     assert "The kernel placed" in ours.text

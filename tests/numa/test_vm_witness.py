@@ -14,6 +14,8 @@ from sentinel.migration.witness import MigrationWitness
 from tests.numa import vm_calls
 from tests.numa.vm_calls import PAGE, Pages, mbind, move_pages
 from tests.processes import until
+from tests.seen_pages import pages as seen_pages
+from tests.seen_pages import pages_by_reason
 
 pytestmark = [pytest.mark.needs("two nodes"), pytest.mark.needs("root"), pytest.mark.usefixtures("no_balancing")]
 N_PAGES = 211
@@ -49,13 +51,13 @@ def test_each_page_is_seen_with_its_nodes_and_reason(witness: MigrationWitness, 
     move_pages(pages.addresses()[:197], 1)
     move_pages(pages.addresses()[:101], 0)
     seen = witness.read()
-    assert seen.pages_by_reason() == {"syscall": 298}
-    assert (seen.pages(to_node=1), seen.pages(to_node=0)) == (197, 101)
-    assert seen.pages(own=True) == 298
+    assert pages_by_reason(seen) == {"syscall": 298}
+    assert (seen_pages(seen, to_node=1), seen_pages(seen, to_node=0)) == (197, 101)
+    assert seen_pages(seen, own=True) == 298
     away = seen.moves[seen.moves["to_node"] == 1]
     assert sorted(away["address"].tolist()) == pages.addresses()[:197]
     assert set(away["from_node"].tolist()) == {0}
-    assert seen.pages_by_reason() == {"syscall": 298}
+    assert pages_by_reason(seen) == {"syscall": 298}
     assert (seen.lost, seen.unmatched) == (0, 0)
     assert len(witness.read().moves) == 0
 
@@ -67,7 +69,7 @@ def test_it_agrees_with_the_kernels_own_count(witness: MigrationWitness, pages: 
     move_pages(pages.addresses(), 1)
     seen = witness.read()
     assert seen.machine_wide["syscall"][0] - wide_before == N_PAGES
-    assert vm_calls.counter("pgmigrate_success") - before == N_PAGES == seen.pages()
+    assert vm_calls.counter("pgmigrate_success") - before == N_PAGES == seen_pages(seen)
 
 
 def test_pages_outside_of_its_ranges_are_not_its_business(witness: MigrationWitness, pages: Pages) -> None:
@@ -75,14 +77,14 @@ def test_pages_outside_of_its_ranges_are_not_its_business(witness: MigrationWitn
     witness.start([(pages.address, 89 * PAGE)])
     move_pages(pages.addresses(), 1)
     move_pages(other.addresses(), 1)
-    assert witness.read().pages() == 89
+    assert seen_pages(witness.read()) == 89
     other.close()
 
 
 def test_mbind_is_another_reason(witness: MigrationWitness, pages: Pages) -> None:
     witness.start([_span(pages)])
     mbind(*_span(pages), vm_calls.MPOL_BIND, [1], move=True)
-    assert witness.read().pages_by_reason() == {"mempolicy_mbind": N_PAGES}
+    assert pages_by_reason(witness.read()) == {"mempolicy_mbind": N_PAGES}
 
 
 def test_a_huge_page_counts_its_pages(witness: MigrationWitness) -> None:
@@ -92,7 +94,7 @@ def test_a_huge_page_counts_its_pages(witness: MigrationWitness) -> None:
     assert huge.nodes() == {1: 1536}
     seen = witness.read()
     assert sorted(seen.moves["n_pages"].tolist()) == [512] * 3
-    assert (seen.pages(to_node=1), seen.unmatched) == (1536, 0)
+    assert (seen_pages(seen, to_node=1), seen.unmatched) == (1536, 0)
     huge.close()
 
 
@@ -108,8 +110,8 @@ def test_another_process_that_moves_our_pages_is_not_us(witness: MigrationWitnes
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     seen = witness.read()
-    assert seen.pages(own=False) == pages.nodes()[1] > 0
-    assert seen.pages(own=True) == 0
+    assert seen_pages(seen, own=False) == pages.nodes()[1] > 0
+    assert seen_pages(seen, own=True) == 0
 
 
 def test_numa_balancing_is_told_from_us(witness: MigrationWitness, pages: Pages) -> None:
@@ -122,8 +124,8 @@ def test_numa_balancing_is_told_from_us(witness: MigrationWitness, pages: Pages)
     seen = witness.read()
     back = pages.nodes()[0]
     assert back >= N_PAGES // 2
-    assert seen.pages_by_reason() == {"numa_misplaced": back}
-    assert seen.pages(to_node=0) == back
+    assert pages_by_reason(seen) == {"numa_misplaced": back}
+    assert seen_pages(seen, to_node=0) == back
 
 
 def test_demotion_is_told_from_us_though_our_thread_asked(witness: MigrationWitness) -> None:
@@ -143,8 +145,8 @@ def test_demotion_is_told_from_us_though_our_thread_asked(witness: MigrationWitn
         after = _demoted()
     seen = witness.read()  # nothing is demoted any more, until it is known where pages are
     later = _demoted()
-    assert seen.pages(reason="demotion", to_node=1) == crowd.nodes()[1] > 0
-    assert seen.pages_by_reason().keys() == {"demotion"}
+    assert seen_pages(seen, reason="demotion", to_node=1) == crowd.nodes()[1] > 0
+    assert pages_by_reason(seen).keys() == {"demotion"}
     assert after - before <= seen.machine_wide["demotion"][0] <= later - earlier
     assert (seen.lost, seen.unmatched) == (0, 0)
     assert crowd.touch()

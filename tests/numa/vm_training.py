@@ -12,6 +12,7 @@ import sentinel
 from sentinel.core.run import Run
 from sentinel.migration.witness import MigrationWitness
 from sentinel.reports.sections.witness_table import verdict
+from tests.seen_pages import pages
 
 STEPS = 7
 PROOF_PAGES = 2
@@ -62,8 +63,8 @@ def told() -> dict[str, Any]:
         "learned": losses[-1] < losses[0],
         "claimed_pages": int(run.migrations["moved_bytes"].sum()) // 4096,
         "claimed_steps": len(set(run.migrations["step"].tolist())),
-        "seen_pages": seen.pages(reason="syscall", own=True) - PROOF_PAGES,
-        "seen_to_node_1": seen.pages(reason="syscall", to_node=1),
+        "seen_pages": pages(seen, reason="syscall", own=True) - PROOF_PAGES,
+        "seen_to_node_1": pages(seen, reason="syscall", to_node=1),
         "unaccounted": [seen.lost, seen.unmatched],
         "report": {name: report.headline[name] for name in ("moved_pages", "witness_pages")},
         "verdict": verdict(report.executed),

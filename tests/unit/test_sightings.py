@@ -16,6 +16,7 @@ from sentinel.migration.sightings import (
     Sightings,
     join,
 )
+from tests.seen_pages import pages, pages_by_reason, within
 
 FRAMES = Frames(0x1000, np.array([0, 0, 1], np.int32))
 NEAR, FAR = 0x6AC7, 0x2005
@@ -75,7 +76,7 @@ def test_a_page_that_stayed_where_it_was_did_not_move_but_a_retry_may() -> None:
     moves, unmatched, rest = join(_records(*rows, (1, SYSCALL, 1, BATCH)), FRAMES)
     assert moves["moved"].tolist() == [False, True]
     assert (unmatched, len(rest)) == (0, 0)
-    assert Sightings(moves, 0, 0, {}).pages() == 1
+    assert pages(Sightings(moves, 0, 0, {})) == 1
 
 
 def test_what_the_kernel_has_not_ended_waits_for_the_next_time() -> None:
@@ -105,9 +106,9 @@ def test_a_huge_page_counts_512_and_its_attribute_bit_is_no_address() -> None:
     ]
     moves, _, _ = join(_records(*rows), FRAMES)
     seen = Sightings(moves, 0, 0, {})
-    assert (seen.pages(), seen.pages(to_node=1), seen.pages_by_reason()) == (512, 512, {"syscall": 512})
-    assert seen.within([(0x200000, 4096)]).pages() == 512
-    assert seen.within([(0x201000, 4096)]).pages() == 0
+    assert (pages(seen), pages(seen, to_node=1), pages_by_reason(seen)) == (512, 512, {"syscall": 512})
+    assert pages(within(seen, [(0x200000, 4096)])) == 512
+    assert pages(within(seen, [(0x201000, 4096)])) == 0
 
 
 def test_memory_that_is_not_listed_is_on_no_node() -> None:
