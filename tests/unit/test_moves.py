@@ -252,7 +252,7 @@ def test_a_promotion_behind_a_demotion_that_was_sent_further_takes_the_time_from
     mover = NativeMover(NBYTES, tiers=3)
     mover.force(NBYTES)
     mover.set_capacity(NBYTES - 1, SLOW)
-    tiers = [None, EmulatedTier(machine, SLOW, mover), EmulatedTier(machine, LAST, mover)]
+    tiers = [None, EmulatedTier(machine, SLOW), EmulatedTier(machine, LAST)]
     moves = Moves(tiers, mover, Stage(FAST, tiers=3).where, lambda block: [])
     down, up = Move(0, 1, 0, FAST, SLOW, NBYTES, "evict"), Move(0, 2, 0, SLOW, FAST, NBYTES, "prefetch")
     for move in (down, up):
