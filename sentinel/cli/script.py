@@ -39,6 +39,8 @@ def script_at(path: str) -> Script:
             f"{path} is no training script, it runs scripts",
             "leave it out: `sentinel run train.py` runs a script as Python does, `-m` a module",
         )
+    if path == "-":
+        raise UsageError("-: a script is read from a file", "`sentinel run /dev/stdin < train.py` reads one from stdin")
     with open(path, "rb") as file:
         source = file.read()
     absolute = os.path.abspath(path)  # it is found also where the script goes to another folder

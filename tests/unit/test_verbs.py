@@ -307,6 +307,11 @@ def test_a_program_that_runs_scripts_is_no_script(name: str) -> None:
         script.script_at(name)
 
 
+def test_a_script_from_stdin_is_told_how_it_is_read() -> None:
+    with pytest.raises(UsageError, match="-: a script is read from a file; `sentinel run /dev/stdin"):
+        script.script_at("-")
+
+
 def test_what_is_read_is_not_replaced_by_what_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
