@@ -94,12 +94,13 @@ _FAST = """
 ## Fast bytes
 
 Ours has its budget for tensors. The others' room also holds what is no tensor, and the kernel may give any
-of it to tensors: below is also what tensors had of it as the layers of the last measured step ended, by the kernel's
-word. Memory of dead tensors that malloc keeps counts, as the next tensor gets it. Where the mean is above the
-beginning, the ballast could not at once take memory that became free. All this is to the others' advantage. To ours is
-that nothing limits what is no tensor of it: Sentinel's own memory, tensors that found no place in the plan, and what
-the kernel keeps of files that were read, of which ours, that runs first, reads most. Of first runs:
+of it to tensors. Where the mean is above the beginning, the ballast could not at once take memory that became
+free. Both are to the others' advantage. To ours is that nothing limits what is no tensor of it: Sentinel's own memory,
+tensors that found no place in the plan, and what the kernel keeps of files that were read, of which ours, that
+runs first, reads most. {counted}Of first runs:
 """
+_COUNTED = """What tensors had of it is counted as the layers of the last measured step end, by the kernel's word.
+Memory of dead tensors that malloc keeps counts, as the next tensor gets it. """
 _TAIL = """
 What a share is and how the ballast is measured: [0043](decisions/0043-placements-are-measured-alike.md).
 Each run's JSON, with the pages that moved and who moved them, is in `docs/two-nodes/`.
@@ -142,7 +143,7 @@ def page(results: Results, machine: str) -> str:
         "## What was proved",
         "",
         *(line for example, found in results.items() for line in _proof(example, found["runs"])),
-        _FAST,
+        _FAST.format(counted=_COUNTED if are_counted(results) else ""),
         *(line for example, found in results.items() for line in _fast(example, found["runs"][0])),
         _TAIL,
     ]
