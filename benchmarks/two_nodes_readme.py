@@ -100,7 +100,8 @@ def _beside(results: Results) -> str:
     if not are_counted(results):
         return f"{said}."
     rooms = [room for found in results.values() for run in found["runs"] for room in tensor_rooms(run)]
-    return f"{said}, and did: they had {min(rooms):.1f} to {max(rooms):.1f} times our budget."
+    did = ", and did" if max(rooms) > 1 else ""
+    return f"{said}{did}: tensors had {min(rooms):.1f} to {max(rooms):.1f} times our budget there."
 
 
 def _of_what(results: Results, machine: str) -> str:

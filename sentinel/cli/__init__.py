@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        if error.filename is None and isinstance(error, FileNotFoundError):  # of os.getcwd
+        if error.filename is None and isinstance(error, FileNotFoundError) and _folder_was_removed():
             print("sentinel: the current folder was removed; go to one that is there", file=sys.stderr)
         elif error.filename is None:  # of no file that is named: most often what is printed, on a full disk
             _leave_stdout()
@@ -93,6 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EndsByInterrupt:
         sys.excepthook = lambda *_: None  # it was shown
         raise KeyboardInterrupt from None  # by which Python ends the process by the signal, once all else has ended
+
+
+def _folder_was_removed() -> bool:
+    """Whether the current one is gone: os.getcwd names no file in its error."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _leave_stdout() -> None:

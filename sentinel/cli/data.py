@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
@@ -52,7 +51,11 @@ s3://bucket/a.tar. Sources are only read.
 
 _UNITS = {0: "whole", -1: "alone"}
 """What the loader reads at once where that is not a number of samples."""
-_at_least_0 = partial(whole_number, least=0)
+
+
+def _at_least_0(text: str) -> int:
+    """An argparse type."""
+    return whole_number(text, 0)
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

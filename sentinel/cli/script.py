@@ -137,8 +137,8 @@ def _show_syntax_error() -> NoReturn:
 
 
 def _look_first_in(folder: str) -> None:
-    """Modules are found there before elsewhere, unless Python was told not to (PYTHONSAFEPATH, -P, -I): then the first
-    entry of sys.path is another one's, such as the first folder of PYTHONPATH."""
+    """Modules are found there before elsewhere, unless Python was told not to (PYTHONSAFEPATH, -P, -I): then it has put
+    no script's folder first, and the first entry of sys.path is, say, of PYTHONPATH."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 

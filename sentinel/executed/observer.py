@@ -29,8 +29,8 @@ class Window:
 
 @dataclass
 class Observation:
-    """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes. `tensor_bytes`: that tensors
-    had of the fast node as each layer of the last measured step ended.
+    """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes. `tensor_bytes`: of
+    tensors on the fast node at the end of each layer of the last measured step.
 
     `least_free_bytes`: of the fast node, at any operator of a measured step or any tick of any step.
     `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first. `busy_share`,

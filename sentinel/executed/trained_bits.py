@@ -56,7 +56,8 @@ def digest_of_trained(models: Sequence[nn.Module], optimizers: Sequence[Optimize
 def run_script(script: str, arguments: Sequence[str]) -> None:
     """Run it as `__main__` in this process, which is a child that runs one script and ends."""
     sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(Path(script).resolve().parent))
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as leaving:

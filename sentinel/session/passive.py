@@ -181,6 +181,8 @@ class PassiveSession:
         )
         beside = (*([] if self._overlapped is None else self._overlapped.notes()), *self._about_devices())
         ran_s = time.monotonic() - self._began
+        left_bytes = max((nbytes for _, nbytes, _ in self._left), default=0)
+        notes = notes_on(figures, self._tier, self._unnamed_bytes, ran_s, beside, left_bytes=left_bytes)
         return build_report(
             setup=Setup(
                 kind="passive",
@@ -189,7 +191,7 @@ class PassiveSession:
                 cap=None if self.request.cap is None else str(self.request.cap),
                 setup_ns=self._setup_ns,
                 in_place=tuple(self._left),
-                notes=tuple(notes_on(figures, self._tier, self._unnamed_bytes, ran_s, beside)),
+                notes=tuple(notes),
                 script=next(iter(sys.argv), "") or None,  # a script may have taken all of them
                 storage=figures,
             )

@@ -174,10 +174,16 @@ def figures_of(
 
 
 def notes_on(
-    told: StorageFigures, tier: FileTier, unnamed_bytes: int, ran_s: float, beside: tuple[str, ...]
+    told: StorageFigures,
+    tier: FileTier,
+    unnamed_bytes: int,
+    ran_s: float,
+    beside: tuple[str, ...],
+    *,
+    left_bytes: int = 0,
 ) -> list[str]:
     """Sentences for the report. `unnamed_bytes`: of parameters that were there before; `ran_s`: how long the session
-    has lasted; `beside`: what else is to be said."""
+    has lasted; `beside`: what else is to be said; `left_bytes`: of the largest tensor that was left where it was."""
     budget, there = format_bytes(told.pool_bytes), format_bytes(unnamed_bytes)
     allocations, refused = counted(told.refused, "allocation"), format_bytes(told.refused_bytes)
     more = "raise fast" if tier.cap is None else "raise cap (and fast, if given)"
@@ -186,9 +192,10 @@ def notes_on(
     elif told.failed_writes:
         more = "nobody could leave for them, since the file could not be written"
     hour = told.written_bytes * 3600 / max(ran_s, 1)
-    placed = told.tensor_peak_bytes or unnamed_bytes  # unnamed ones may be as large as they like
+    # refused ones are large, unnamed ones and what was left may be
+    large = told.tensor_peak_bytes or told.refused or unnamed_bytes or left_bytes >= tier.least_bytes
     return holding(
-        (not (told.recorded or told.record_too_long), _NO_STEP if placed else _ALL_SMALL),
+        (not (told.recorded or told.record_too_long), _NO_STEP if large else _ALL_SMALL),
         (told.record_too_long and not told.recorded, _TOO_LONG),
         (told.missed > told.matched, _OTHERS),
         *((True, note) for note in beside),

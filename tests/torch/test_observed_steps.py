@@ -53,10 +53,13 @@ def of(plan: str) -> list[str]:
     return [f"{plan}:{layer}" for layer in range(LAYERS)]
 
 
-def test_what_tensors_have_is_told_of_each_layer_of_the_last_measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_tensors_have_is_told_of_each_layer_of_the_last_measured_step(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     had = iter(range(100))
     monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
     made = StepObserver(Window(1, 2), 0, lambda: None, lambda: None)
+    request.addfinalizer(made._entered.close)
     monkeypatch.setattr(made._touches.room, "nbytes", lambda node: next(had))
     step(made)
     assert made.seen.tensor_bytes == []

@@ -221,6 +221,15 @@ def test_a_folder_that_was_removed_is_named(
     (tmp_path / "gone").rmdir()
     assert cli.main(["plan", saved["profile"], "--machine", saved["machine"], "--fast", "20%", "-o", "p.json"]) == 1
     assert capsys.readouterr().err == "sentinel: the current folder was removed; go to one that is there\n"
+    monkeypatch.chdir(tmp_path)
+
+    def no_folder(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(cli, "parsed", no_folder)
+    monkeypatch.setattr(cli, "_leave_stdout", lambda: None)
+    assert cli.main([]) == 1
+    assert "sentinel: No usable temporary directory found in ['/tmp']; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("safe", [False, True])
@@ -233,10 +242,12 @@ def test_a_safe_path_keeps_its_first_folder(safe: bool, tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import sys\nsys.exit(len(sys.argv))")
+    (tmp_path / "train_job.py").write_text("def make(): ...")
     for run_it in (
         lambda: script.run_as_main(script.script_at("train.py"), ["x"]),
         lambda: script.module_named("train"),
         lambda: script.function_named("os:getcwd"),
+        lambda: script.function_named("train_job.py:make"),
     ):
         monkeypatch.setattr(sys, "path", [first, *rest, str(tmp_path)])
         run_it()
