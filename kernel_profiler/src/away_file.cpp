@@ -116,7 +116,7 @@ int AwayFile::open_unnamed(const char *directory, int flags) {
   constexpr int always = O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC;  // O_EXCL: nobody can give it a name later
   const int fd = call(SYS_openat, AT_FDCWD, arg(directory), always | flags, 0600);
   if (fd < 0) return fd;
-  fd_ = fd;
+  fd_ = out_of_the_way(fd);
   direct_ = (flags & O_DIRECT) != 0;
   unnamed_ = true;
   return 0;
@@ -140,7 +140,7 @@ int AwayFile::open_named(const char *directory, int flags) {
     }
   }
   if (fd < 0) return fd;
-  fd_ = fd;
+  fd_ = out_of_the_way(fd);
   direct_ = (flags & O_DIRECT) != 0;
   unnamed_ = false;
   return 0;
@@ -184,7 +184,7 @@ int AwayFile::open_for_writers(uint32_t writers, const char **step) {
   for (; writers_ < writers; writers_++) {
     const int fd = call(SYS_openat, AT_FDCWD, arg(path), O_RDWR | O_CLOEXEC);
     if (fd < 0) return fd;
-    writer_fds_[writers_] = fd;
+    writer_fds_[writers_] = out_of_the_way(fd);
   }
   return 0;
 }

@@ -38,7 +38,7 @@ int FramePool::open(uint32_t frames, uint32_t filled, bool huge, const char **st
   const long fd =
       sn_system(SYS_memfd_create, arg("sentinel-frames"), MFD_CLOEXEC | MFD_ALLOW_SEALING, 0, 0, 0, 0);
   if (fd < 0) return static_cast<int>(fd);
-  fd_ = static_cast<int>(fd);
+  fd_ = out_of_the_way(static_cast<int>(fd));
   int error = map_frames(step);
   if (error == 0) *step = "filling the frames with memory (fallocate)";
   while (error == 0 && count_ < filled) error = restore();

@@ -171,7 +171,8 @@ void on_bus(const Handler &handler, int level, siginfo_t *info, void *context) {
   if (f != nullptr && Passed(info).levels() == 0) {
     say("sentinel: bytes of a tensor that are in a file in ");
     say(f->directory.c_str());
-    say(" could not be read back: the disk failed, or is full where its file system had promised room (see dmesg)\n");
+    say(" could not be read back: the disk failed, or is full where its file system had promised room (see dmesg),");
+    say(" or the program has closed a descriptor that was not its own\n");
   }
   pass_on(handler, level, info, context);
 }

@@ -1,9 +1,12 @@
 #include "system.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 namespace {
@@ -28,6 +31,21 @@ bool fails_now(long number) {
 }
 
 }  // namespace
+
+namespace sn {
+
+// Not by sn_system: nothing is lost where it fails.
+int out_of_the_way(int fd) {
+  constexpr rlim_t kHighest = 3072;  // a fork copies the table of descriptors up to the last one
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return fd;
+  const int moved = fcntl(fd, F_DUPFD_CLOEXEC, static_cast<int>(std::min(limit.rlim_cur / 4 * 3, kHighest)));
+  if (moved < 0) return fd;
+  ::close(fd);
+  return moved;
+}
+
+}  // namespace sn
 
 extern "C" int sn_abi_version(void) { return SN_ABI_VERSION; }
 

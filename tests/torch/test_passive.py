@@ -428,6 +428,31 @@ def test_nothing_is_left_over(folder: Path) -> None:
     assert float(fresh.sum()) == 1 << 20
 
 
+CLOSES_DESCRIPTORS = """
+import os, sys
+import torch, sentinel
+folder = sys.argv[1]
+sentinel.start_profile(fast="16MiB", slow=f"file:{folder}=256MiB")
+tensors = [torch.full((1 << 20,), float(i)) for i in range(16)]
+os.closerange(3, 256)
+theirs = [os.open(os.path.join(folder, f"theirs-{i}"), os.O_RDWR | os.O_CREAT) for i in range(64)]
+for tensor in tensors:
+    tensor += 1
+print([float(tensor.double().mean()) for tensor in tensors] == [i + 1.0 for i in range(16)])
+sentinel.stop()
+for each in theirs:
+    assert os.write(each, b"theirs") == 6
+print({os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)})
+"""
+
+
+def test_a_program_that_closes_all_descriptors_loses_no_byte(folder: Path, tmp_path: Path) -> None:
+    """And what it opens next is not taken for a file of ours."""
+    (tmp_path / "closes.py").write_text(CLOSES_DESCRIPTORS)
+    done = warm.run([sys.executable, str(tmp_path / "closes.py"), str(folder)], cwd=ROOT, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "True\n{6}\n"), done.stderr
+
+
 def test_a_model_that_nobody_uses_any_more_is_not_in_the_way(folder: Path) -> None:
     """One that is part of a cycle lives until Python looks for cycles."""
     begin(folder)
