@@ -70,6 +70,10 @@ _ROOM_ANEW = """**What the others get beside the budget was changed after result
 all-fast took of the node beyond the most that live tensors hold together: 16, 63, 15 and 7 MiB. A part of that is
 memory that malloc keeps, and gives to the next tensor. Since then it is what all-fast took beyond the memory that
 tensors have there, which is counted for all placements (Fast bytes, below)."""
+_NOT_COUNTED = """**These results are older than a change of what the others get beside the budget**: here it is what
+all-fast took of the node beyond the most that live tensors hold together, and memory that malloc keeps for the next
+tensor is a part of that. So tensors of the others may have had more than our budget: what they had was not counted then, and
+is now ([0225](decisions/0225-tensors-have-the-memory-that-they-lay-on.md))."""
 _PARTS = """
 Served from slow memory in the measured steps, ours by the larger count, **+** moved between the nodes in either
 direction in the mean of the second half of the run's steps, by the witness, MiB a step:
@@ -123,7 +127,7 @@ def page(results: Results, machine: str) -> str:
                     _PHYSICAL.format(read=read, link=link),
                     _CHANGED,
                     *([_WATCHED_ANEW] if are_undisturbed(results) else []),
-                    *([_ROOM_ANEW] if are_counted(results) else []),
+                    _ROOM_ANEW if are_counted(results) else _NOT_COUNTED,
                 ]
             ),
             times="those below are simulated" if simulated else "none is shown",
