@@ -72,8 +72,8 @@ memory that malloc keeps, and gives to the next tensor. Since then it is what al
 tensors have there, which is counted for all placements (Fast bytes, below)."""
 _NOT_COUNTED = """**These results are older than a change of what the others get beside the budget**: here it is what
 all-fast took of the node beyond the most that live tensors hold together, and memory that malloc keeps for the next
-tensor is a part of that. So tensors of the others may have had more than our budget: what they had was not counted then, and
-is now ([0225](decisions/0225-tensors-have-the-memory-that-they-lay-on.md))."""
+tensor is a part of that. So tensors of the others may have had more than our budget: what they had was not counted
+then, and is now ([0225](decisions/0225-tensors-have-the-memory-that-they-lay-on.md))."""
 _PARTS = """
 Served from slow memory in the measured steps, ours by the larger count, **+** moved between the nodes in either
 direction in the mean of the second half of the run's steps, by the witness, MiB a step:
