@@ -103,7 +103,7 @@ def test_the_page_leads_with_bytes_over_the_link_and_says_where_ours_moves_more(
     assert "a described machine: its slow tier reads 17.8 GB/s and its links carry 2 GB/s" in text
 
 
-def counted(mean_mib: float) -> two_nodes_figures.Results:
+def counted(mean_mib: int) -> two_nodes_figures.Results:
     """First touch gives tensors so much of a budget of 20 MiB."""
     found = run()
     ballast = {"left_bytes": 24 * MIB, "least_left_bytes": 23 * MIB, "mean_left_bytes": 24 * MIB}
@@ -113,9 +113,9 @@ def counted(mean_mib: float) -> two_nodes_figures.Results:
 
 
 def test_what_tensors_had_of_the_fast_node_is_told_where_it_was_counted() -> None:
-    page = " ".join(two_nodes_page.page(counted(21.5), machine()).split())
+    page = " ".join(two_nodes_page.page(counted(21), machine()).split())
     assert "- first-touch: 24.0 MiB at the beginning, 24.0 MiB in the mean (23.0 MiB to 25.0 MiB at any look)" in page
-    assert "at any look), tensors 21.5 MiB in the mean and at most 22.0 MiB" in page
+    assert "at any look), tensors 21.0 MiB in the mean and at most 22.0 MiB" in page
     anew = "**What the others get beside the budget was changed after results**"
     assert anew in page
     assert anew not in two_nodes_page.page(results(), machine())
@@ -124,7 +124,7 @@ def test_what_tensors_had_of_the_fast_node_is_told_where_it_was_counted() -> Non
 @pytest.mark.parametrize(
     ("mean_mib", "said"), [(25, "there, and did: tensors had 1.2 to"), (10, "there: tensors had 0.5")]
 )
-def test_the_readme_says_that_tensors_had_more_only_where_they_had(mean_mib: float, said: str) -> None:
+def test_the_readme_says_that_tensors_had_more_only_where_they_had(mean_mib: int, said: str) -> None:
     assert said in " ".join(two_nodes_readme._beside(counted(mean_mib)).split())
 
 
