@@ -36,7 +36,7 @@ test: $(VENV)/.native ## the tests that this host can run, but slow ones; TESTS=
 	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" $(TESTS)
 
 test-all: $(VENV)/.native ## slow ones too, and in emulated two-node machines where QEMU is (tools/numa_vm/install)
-	$(PYTHON) tools/checks.py tests "without torch" "source distribution" machines
+	$(PYTHON) tools/checks.py tests "slow tests" "without torch" "source distribution" machines
 
 test-long: $(VENV)/.native ## what takes longest, in a larger size than test-all; docs/long-tests.md is made again
 	$(PYTHON) -m benchmarks.long_tests --markdown docs/long-tests.md

@@ -43,8 +43,7 @@ def written(path: Path, told: Mapping[str, Any], again: str | None) -> None:
     tries = tries_in(path.parent)
     if results.exists():
         judged = json.loads(results.read_text())
-        same = judged["results"]["summaries"].get("same", {})
-        outcome = {name: same.get(name) for name in ("ratio_mean", "added_mean")}
+        outcome = outcome_of(judged)
         tries = [each | outcome if each["sha256"] == judged["predictions"]["sha256"] else each for each in tries]
         results.unlink()
     path.write_text(json.dumps(told, indent=1) + "\n")
@@ -52,6 +51,12 @@ def written(path: Path, told: Mapping[str, Any], again: str | None) -> None:
     path.with_suffix(".sha256").write_text(f"{digest}  {path.name}\n")  # as sha256sum writes and checks it
     tries.append({"predictions": path.name, "when": told["when"], "sha256": digest, "why": again or FIRST})
     (path.parent / TRIES).write_text(json.dumps(tries, indent=1) + "\n")
+
+
+def outcome_of(judged: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of results: the mean errors of policies that move, where copies were real and nothing else was changed."""
+    same = judged["results"]["summaries"].get("same", {})
+    return {name: same.get(name) for name in ("ratio_mean", "added_mean")}
 
 
 def results_of(path: Path) -> Path:

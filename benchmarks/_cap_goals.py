@@ -57,7 +57,8 @@ def _of_a_cap(told: Told, found: Told) -> Iterator[Goal]:
     for name in OURS:
         if name in found["memory"]:
             times = found["memory"][name]["limit_met"]
-            yield Goal(f"{cap}, {NAMES[name]}: the limit of the cgroup is met 0 times", str(times), times == 0)
+            goal = f"{cap}, {NAMES[name]}: the process reaches the limit of its cgroup 0 times"
+            yield Goal(goal, f"{times:,}", times == 0)
     if told["model"] is None:
         yield from _of_steps(found, cap)
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _bench, validation_page
-from benchmarks._blind_commitment import FIRST, FORCED, tries_in
+from benchmarks._blind_commitment import FIRST, FORCED, outcome_of, results_of, tries_in
 from sentinel.core.units import format_bytes
 
 PAGE = _bench.ROOT / "docs" / "validation.md"
@@ -49,9 +49,9 @@ Predictions were written at {when}, before the runs{committed}, with this SHA-25
 Predicted is the ratio of a step to one with everything fast. It comes from a run in which everything was fast, and from
 how fast this host copies beside {beside}: {links}.{lost} Plans are carried out as they were saved, {executed_links}. A
 process that trains plainly and those that follow plans take turns, and each turn is held against the plain ones before
-and after it. Predicted is that a step waits for each move that is late. A session tries whether it is faster to go on
-without ([decision 77](decisions/0077-a-trial-decides-on-evidence.md)), which no prediction knows of: plans that are
-late often, such as those of `capuchin` and `next-use`, may be predicted too slow for it.
+and after it. Predictions assume that a step waits for each late move. A session may stop waiting if that is faster
+([decision 77](decisions/0077-a-trial-decides-on-evidence.md)), which no prediction models: plans that are late often,
+such as those of `capuchin` and `next-use`, may be predicted too slow for it.
 """
 _TABLE = """
 Each error is predicted over executed, less one: of the ratio, and of the time that slow memory adds, which is left out
@@ -136,7 +136,7 @@ def _section(folder: Path, stem: str) -> Iterator[str]:
 
 def _tries(folder: Path, when: str) -> str:
     """How often predictions were made, and what those before these were found to be."""
-    tries = [each for each in tries_in(folder) if each["when"] <= when]
+    tries = [_with_outcome(folder, each) for each in tries_in(folder) if each["when"] <= when]
     if len(tries) < 2:
         return "These are the first predictions: no run had been judged before they were written."
     earlier = "; ".join(f"{each['when']} ({_outcome(each)})" for each in tries[:-1])
@@ -147,6 +147,15 @@ def _tries(folder: Path, when: str) -> str:
         "runs that judge them, and not to earlier ones: whoever made them knew what had become of those of\n"
         f"{earlier}."
     )
+
+
+def _with_outcome(folder: Path, tried: dict[str, Any]) -> dict[str, Any]:
+    """With the errors found, also where the results still lie beside the predictions."""
+    path = results_of(folder / tried["predictions"])
+    judged = json.loads(path.read_text()) if path.exists() else None
+    if judged is None or judged["predictions"]["sha256"] != tried["sha256"]:
+        return tried
+    return {**tried, **outcome_of(judged)}
 
 
 def _outcome(tried: Mapping[str, Any]) -> str:

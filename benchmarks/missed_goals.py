@@ -7,13 +7,14 @@ A page says what a figure is of and where it was measured; this one only leads t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = "missed-goals.md"
 MARKS = ("**missed**", "**not held**", "not with that peak, by the bound")
 """As pages spell them; a test finds other spellings."""
+_FIGURE = re.compile(r"[-+−≤≥]? ?[\d.]+(?!×)")
 _HEAD = """# Goals that are missed
 
 Made from the pages beside it by `python -m benchmarks.missed_goals > docs/missed-goals.md`; a test compares it. Each
@@ -45,16 +46,19 @@ def _found() -> Iterator[str]:
 
 
 def missed(text: str) -> Iterator[str]:
-    """Each goal of a page that it marks as missed: of a row its cells, of a sentence the part that says so, each with
-    the heading that it stands under."""
-    heading = ""
+    """Each goal of a page that it marks as missed: of a row its cells, figures with the head of their column, of a
+    sentence the part that says so; each with the heading that it stands under."""
+    heading, above, heads = "", "", list[str]()
     for paragraph in text.split("\n\n"):
         for line in _lines(paragraph):
             if line.startswith("#"):
                 heading = line.lstrip("# ")
+            elif line.startswith("| ---"):
+                heads = _cells(above)
             elif any(mark in line for mark in MARKS):
-                for goal in _goals(line):
+                for goal in _goals(line, heads):
                     yield f"{heading}: {goal}"
+            above = line
 
 
 def _lines(paragraph: str) -> list[str]:
@@ -65,10 +69,14 @@ def _lines(paragraph: str) -> list[str]:
     return [" ".join(lines)]
 
 
-def _goals(line: str) -> Iterator[str]:
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _goals(line: str, heads: Sequence[str]) -> Iterator[str]:
     if line.startswith("|"):
-        cells = [cell.strip() for cell in line.strip("| ").split("|")]
-        yield ", ".join(cell for cell in cells if cell and cell not in MARKS)
+        told = [(head, cell) for head, cell in zip(heads, _cells(line), strict=True) if cell and cell not in MARKS]
+        yield ", ".join(f"{head} {cell}" if _FIGURE.match(cell) else cell for head, cell in told)
         return
     for sentence in re.split(r"(?<=[a-z*)])\.\s", line):
         parts = re.sub(r"^Goals?\b[^:]*: ", "", sentence).split(";")

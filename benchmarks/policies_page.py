@@ -25,7 +25,7 @@ _HEAD = """# Policies side by side
 Simulated, on {when}, by `benchmarks/policies.py` (numpy {numpy}, Python {python}); the numbers are in
 [policies.json](policies.json). The traces are full training steps of {n} models under fake tensors:
 {names}.
-The machines are described ones of `sentinel/machines/`: 24 cores of 1.5 TFLOP/s with DRAM as fast memory and
+The machines are described ones of `sentinel/machines/`: 24 cores with 1.5 TFLOP/s together, DRAM as fast memory and
 migration at 5 GB/s (`-m5`) or 2 GB/s (`-m2`) each way; on those called `-priced` moves take time from compute.
 {commits}*Share of the bound*: the least time that a plan of this kind
 can take (`planner/lower_bound.py`) over the plan's own; 1 is perfect. *Of this kind*: it obeys the model's laws, so

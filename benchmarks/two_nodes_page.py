@@ -51,8 +51,9 @@ one of two counts of bytes (see below):
 _PHYSICAL = """The plans are made for [machine.json](two-nodes/machine.json), a described machine: its slow tier reads
 {read:g} GB/s and its links carry {link:g} GB/s."""
 _CHANGED = """**What counts as moved was changed after a first result**: until 2026-11-28 all that moved in the run,
-Sentinel's set-up and the return of all tensors at its end included, was divided by its 13 steps. So 04_dlrm, whose
-plan moves nothing, was told to move 24.4 MiB a step, and ours to bring more over the link than tiering in all four.
+Sentinel's set-up and the return of all tensors at its end included, was divided by its 13 steps. So the
+table said that 04_dlrm, whose plan moves nothing, moved 24.4 MiB a step, and that ours brought more over the link than
+tiering in all four examples.
 
 **02_resnet was run again after a first result**: on 2026-11-27 its plan was of this host's own
 kernels, which need other memory than those of the emulated processor, so it did not fit the step
@@ -70,9 +71,9 @@ _ROOM_ANEW = """**What the others get beside the budget was changed after result
 all-fast took of the node beyond the most that live tensors hold together: 16, 63, 15 and 7 MiB. A part of that is
 memory that malloc keeps, and gives to the next tensor. Since then it is what all-fast took beyond the memory that
 tensors have there, which is counted for all placements (Fast bytes, below)."""
-_NOT_COUNTED = """**These results are older than a change of what the others get beside the budget**: here it is what
-all-fast took of the node beyond the most that live tensors hold together, and memory that malloc keeps for the next
-tensor is a part of that. So tensors of the others may have had more than our budget: what they had was not counted
+_NOT_COUNTED = """**These results are older than a change of what the others get beside the budget**: here that room
+is what all-fast took of the node beyond the most that live tensors hold together, and memory that malloc keeps for the
+next tensor is a part of that. So tensors of the others may have had more than our budget: what they had was not counted
 then, and is now ([0225](decisions/0225-tensors-have-the-memory-that-they-lay-on.md))."""
 _PARTS = """
 Served from slow memory in the measured steps, ours by the larger count, **+** moved between the nodes in either
@@ -226,7 +227,7 @@ def _not_fewer(example: str, runs: Sequence[Found]) -> str:
 def _more_than_all_slow(results: Results) -> str:
     more = more_than_all_slow(results)
     if not more:
-        return "In no example ours brings more bytes over the link than if everything stayed in slow memory."
+        return "In no example does ours bring more bytes over the link than if everything stayed in slow memory."
     return filled(
         f"In {len(more)} of {len(results)} examples ({', '.join(more)}) ours brings more bytes over the link than if "
         "everything stayed in slow memory. Its share is bought with that."

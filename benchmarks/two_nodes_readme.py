@@ -67,10 +67,10 @@ def _claim(results: Results) -> str:
 def _section(results: Results, machine: str) -> list[str]:
     since = "" if are_undisturbed(results) else ", since watching disturbs it"
     head = (
-        "On the emulated two nodes, with a fifth of the footprint fast: how many MiB a step brings over the link to"
-        " slow memory once memory is filled, served from there or moved in either direction, and how many of the"
-        " touched bytes fast memory serves. For ours there are two counts, the watcher's and Sentinel's own"
-        f"{since}; the table has the worse one."
+        "On the emulated two nodes, with a fifth of the footprint fast. The first figure is what crosses the link to"
+        " slow memory in a step, once memory is filled: what is read or written there, and what moves in either"
+        " direction. The second is the share of touched bytes that lie in fast memory. Of ours there are two counts, the watcher's"
+        f" and Sentinel's own{since}; the table has the worse one."
     )
     rows = [["placement", *(NAMES[example] for example in results)], ["---"] * (len(results) + 1)]
     for words, name in PLACEMENTS.items():
@@ -98,7 +98,7 @@ def _beside(results: Results) -> str:
         " of the process, but the kernel may put tensors there"
     )
     if not are_counted(results):
-        return f"{said}."
+        return f"{said}; how much of it they had was not counted in these runs."
     rooms = [room for found in results.values() for run in found["runs"] for room in tensor_rooms(run)]
     did = ", and did" if max(rooms) > 1 else ""
     return f"{said}{did}: tensors had {min(rooms):.1f} to {max(rooms):.1f} times our budget there."

@@ -21,7 +21,7 @@ _TIMERS = """**Made before transfers were copied**: a transfer was a timer then,
 ([decision 129](decisions/0129-emulated-transfers-are-copies.md)).
 """
 _WHAT_OF = """**What slow memory costs is an input here and was not validated**: the emulator injects, by the model's
-own formulas, the delays that the model predicts{copies}. So this page does not say how slow a CXL memory
+own formulas, the delays that the model predicts{copies}. So this section does not say how slow a CXL memory
 is, how fast pages migrate, or what migrating takes from compute. It tests scheduling: whether transfers queue, overlap
 and make layers wait as the simulator says. Plan and layer times come from the run that is judged; a section below
 judges what a session predicts beforehand.

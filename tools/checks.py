@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (".venv/bin/python", "-m", "pytest", "--durations=15", "--hypothesis-seed=0")
 # What is marked long holds in a larger size what shorter tests hold too: see docs/decisions/0188.
 LONG, NOT_LONG = ("-m", "long"), ("-m", "not long")
+QUICK, SLOW = ("-m", "not slow and not long"), ("-m", "slow and not long")
 # By folder, so that tests/unit, whose files are all quick, comes last and no process waits long for the other.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # In all jobs: two lanes share the cores, and idle threads of one process's operators would otherwise spin on the core
@@ -115,9 +116,10 @@ TELLING = re.compile(
 MOST_TOLD, LONGEST_TOLD = 12, 200
 # So often each test that failed is run alone.
 TIMES_AGAIN = 2
-# A slow test of the job `tests` that has not begun so long after all jobs began is left out, and named: a run that does
-# not end says nothing at all. See docs/decisions/0224.
-SLOW_TESTS_BEGIN_WITHIN_S = 42 * 60.0
+# A test of this job that has not begun so long after all jobs began is left out, and named: a run that does not end
+# says nothing at all. See docs/decisions/0224.
+SLOW_TESTS = "slow tests"
+SLOW_TESTS_BEGIN_WITHIN_S = 55 * 60.0
 SLOW_TESTS_BEGIN_UNTIL = "SLOW_TESTS_BEGIN_UNTIL"
 # Between two looks at jobs that have not ended. Whoever ends a run that takes too long knows then where it was.
 LOOK_EVERY_S = 300.0
@@ -196,19 +198,21 @@ def _on_two_nodes(
 def jobs() -> list[Job]:
     """All but the long ones, in the order of their lanes, which take about as long as each other."""
     own = [f"--ignore={file}" for file in OWN_MACHINES]
-    here = (*PYTEST, *NOT_LONG, "--no-skips", INSTALLED)
+    here = (*PYTEST, "--no-skips", INSTALLED)
     return [
         Job("lint and types", "host", ("make", "lint")),
         Job("demo", "host", (".ci/demo",)),
         Job("reference", "host", ("make", "docs")),
-        Job("tests", "host", (*here, *SIDE_BY_SIDE, *own), alone=here),
+        Job("tests", "host", (*here, *QUICK, *SIDE_BY_SIDE, *own), alone=here),
+        # Training first, whose bits are compared: where time is short, what comes last is left out.
+        Job(SLOW_TESTS, "host", (*here, *SLOW, *SIDE_BY_SIDE, *own, "tests/torch", "tests"), alone=here),
         Job("without torch", "host", (".ci/without-torch",)),
         Job("source distribution", "host", (".ci/source-distribution",)),
         Job("native", "machines", ("make", "native-test", f"NATIVE_BUILDS={SANITIZERS}")),
         Job(
             "machines that tests boot",
             "machines",
-            (*here, *LONGER, *OWN_MACHINES),
+            (*here, *NOT_LONG, *LONGER, *OWN_MACHINES),
             {"SENTINEL_NUMA_VM": "1"},
             alone=here,
         ),
@@ -321,7 +325,7 @@ def main(words: Sequence[str]) -> int:
     chosen = [job for job in known if job.name in words or job.lane in words] or jobs()
     if not words:
         for job in chosen:
-            if job.name == "tests":
+            if job.name == SLOW_TESTS:
                 job.environment[SLOW_TESTS_BEGIN_UNTIL] = str(time.time() + SLOW_TESTS_BEGIN_WITHIN_S)
     began = time.monotonic()
     subprocess.run(BYTE_CODE, cwd=ROOT, check=False)  # what does not compile is found by a job

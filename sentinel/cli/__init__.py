@@ -36,6 +36,7 @@ exit codes:
   2    the command was not understood
   3    infeasible: the step needs more fast memory, or more memory in all, than there is
   130  interrupted
+  143  ended by SIGTERM; `run` writes its report first
   `run` exits with the script's own exit code, even if placement or report failed; by SIGINT where Ctrl-C ended it.
 """
 

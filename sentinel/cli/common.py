@@ -26,7 +26,7 @@ POLICIES = ", ".join(planner.POLICIES).replace(",", " (default),", 1)
 """Their names, for the help."""
 MACHINES = """\
 described machines: {slow-,}{cxl,numa,optane}-m{2,5,10,link}, such as cxl-m5: 24 cores and CXL memory, migration at
-5 GB/s. m2, m5, m10, mlink: migration at 2, 5, 10 GB/s or at link speed. slow-: a third of the compute.
+5 GB/s. m2, m5, m10, mlink: migration at 2, 5, 10 GB/s or at link speed. slow-: 0.5 instead of 1.5 TFLOP/s.
 cxl-m{2,5}-priced: migration also takes time from compute. Others: a file made by `sentinel calibrate -o`.
 """
 PRESETS = """\

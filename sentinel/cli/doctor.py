@@ -33,7 +33,7 @@ examples:
 doctor tries everything instead of looking it up, so the answer holds for this user in this container. A missing
 capability affects only what the table says it is for.
 
-exit code: 0 if a training step can be profiled and placed; 1 if not: {" or ".join(NEEDED)} is missing, or
+exit code: 0 if a training step can be profiled; 1 if not: {" or ".join(NEEDED)} is missing, or
 tracker ops, on which every other tracker builds, does not work. The exit code stays 0 if a page tracker, a right, a
 kernel feature or a second node is missing.
 """
@@ -118,7 +118,7 @@ def verdict(missing: Sequence[str]) -> str:
     """The first line."""
     if missing:
         return f"no training step can be profiled here: {', '.join(missing)} is missing; its remedy is below"
-    return "a training step can be profiled and placed here"
+    return "a training step can be profiled here"
 
 
 def node_rows(host: Topology, measured: Machine | None = None) -> list[tuple[str, ...]]:

@@ -53,7 +53,8 @@ examples:
   sentinel run --fast 8GiB --slow file:/data/scratch train.py
       keeps 8 GiB of tensors in memory and the rest in a file, which it reads ahead; works with any script
   sentinel run --cap 8GiB train.py
-      the whole process takes 8 GiB; the file is on the local disk that looks fastest
+      the whole process takes 8 GiB, as far as the operands of each operator fit; the file is on the fastest local disk
+      but that of the root file system, for which name a folder: --slow file:/var/tmp
   sentinel run --cpus node:0 --slow numa:1 train.py
       keeps all threads on the CPUs of node 0, so that its memory is the fast tier
   sentinel run --save-plan plan.json train.py
@@ -87,7 +88,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=fast_amount,
         metavar="AMOUNT",
         help="fast memory: 20%% of the footprint, 8GiB, 8GiB/node shared by all processes of a node, or bytes"
-        " (default: all that the fast tier has, so if everything fits, nothing moves)",
+        " (default: all that the fast tier has, so if everything fits, nothing moves; with a file, what the limit of"
+        " the container leaves)",
     )
     where.add_argument(
         "--slow",

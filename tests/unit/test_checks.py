@@ -184,6 +184,12 @@ def test_a_lane_that_is_through_takes_the_last_job_that_has_not_begun(tmp_path: 
     assert [job.failed for job in jobs] == [False] * 4
 
 
+def test_two_jobs_share_the_tests_of_this_host() -> None:
+    """What one chooses by its mark the other leaves."""
+    quick, slow = (job.command for job in checks.jobs() if job.name in ("tests", checks.SLOW_TESTS))
+    assert set(quick) ^ set(slow) == {checks.QUICK[1], checks.SLOW[1], "tests/torch", "tests"}
+
+
 def test_jobs_keep_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     job = checks.Job("job", "lane", (sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"))

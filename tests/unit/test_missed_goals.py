@@ -26,7 +26,7 @@ def test_each_goal_is_told_with_what_was_found() -> None:
     assert list(missed(PAGE_OF_GOALS)) == [
         "Times: the mean is at most 1.5, of all; least 1.2 (one)",
         "Costs: a step at most 2 (3)",
-        "Costs: reads, 7",
+        "Costs: reads, found 7",
     ]
 
 

@@ -132,7 +132,7 @@ def test_the_page_says_nothing_of_more_bytes_where_there_are_none() -> None:
     text = " ".join(two_nodes_page.page(results(), machine()).split())
     assert "In 4 of 4 examples (01_gpt2, 02_resnet, 03_lstm, 04_dlrm) ours brings fewer bytes over the link" in text
     assert "The others:" not in text
-    assert "In no example ours brings more bytes over the link than if everything stayed in slow memory." in text
+    assert "In no example does ours bring more bytes over the link than if everything stayed in slow memory." in text
 
 
 def test_several_runs_have_a_middle_and_a_spread_and_tiering_its_later_steps() -> None:
