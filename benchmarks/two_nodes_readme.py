@@ -69,8 +69,8 @@ def _section(results: Results, machine: str) -> list[str]:
     head = (
         "On the emulated two nodes, with a fifth of the footprint fast. The first figure is what crosses the link to"
         " slow memory in a step, once memory is filled: what is read or written there, and what moves in either"
-        " direction. The second is the share of touched bytes that lie in fast memory. Of ours there are two counts, the"
-        f" watcher's and Sentinel's own{since}; the table has the worse one."
+        " direction. The second is the share of touched bytes that lie in fast memory. Of ours there are two counts,"
+        f" the watcher's and Sentinel's own{since}; the table has the worse one."
     )
     rows = [["placement", *(NAMES[example] for example in results)], ["---"] * (len(results) + 1)]
     for words, name in PLACEMENTS.items():
