@@ -153,6 +153,11 @@ class ChunkReader:
         return self._state.error
 
     @property
+    def kept_all(self) -> bool:
+        """Whether all that stays beyond the epoch could be read."""
+        return self.error is None and not self._state.lost_kept
+
+    @property
     def last_failure(self) -> BaseException | None:
         """Of the last read that failed, if one did."""
         return self._state.failure
@@ -185,6 +190,8 @@ class _Reading:
         self.log = ReadLog()
         self.error: BaseException | None = None
         self.failure: BaseException | None = None
+        self.lost_kept = False
+        """Whether a read failed of which the epochs that follow were to have samples."""
         self.staging: Staging | None = None
         self.peak_pages = self.failed_in_a_row = 0
         self.reads_before = 0
@@ -239,7 +246,7 @@ class _Reading:
         self.arena.taken_by[:] = 0
         self.arena.taken[:copied] = 1
         self.reads_before += 0 if before is None else len(before.read_chunk)
-        self.staging, self.error, self.failed_in_a_row = staging, None, 0
+        self.staging, self.error, self.failed_in_a_row, self.lost_kept = staging, None, 0, False
         self.next_read, self.low = 0, 0
         self.seen = np.zeros(staging.n_positions, np.bool_)
         self.uses_left = np.bincount(staging.stay_at[staging.stay_at >= 0], minlength=n_stays)
@@ -405,6 +412,7 @@ class _Reading:
             self.under_way[read.number] = inf
         if found is None:
             entries = arena.lost(samples, number)
+            self.lost_kept |= bool((staging.stay_until[read.stays] >= staging.n_positions).any())
         else:
             entries = arena.put(found.data, found.begins, layout.sample_nbytes[samples], samples, read.pages, number)
         with self._lock:

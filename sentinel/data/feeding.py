@@ -209,11 +209,12 @@ class FileFeeding:
         self._reader.pause()
 
     def finish(self) -> None:
-        """All was delivered, or will not be: what the next epoch keeps is read to its end."""
+        """All was delivered, or will not be: what the next epoch keeps is read to its end. If that failed for a part,
+        the next epoch begins afresh: else that part would be read alone in each epoch that follows."""
         self._arena.taken[:] = 1
         self._arena.wake()
         self._reader.finish()
-        self._done = self._now if self._reader.error is None else None
+        self._done = self._now if self._reader.kept_all else None
 
     def counts(self) -> Feed:
         """What was read since the loader was made, and the most memory in use."""

@@ -124,12 +124,19 @@ class Loader(IterableDataset[Any]):
         batches: Any = None
         while done < len(requests):
             if iteration != self._iteration:
-                raise UsageError("another iteration of this loader has begun", "finish one before the next")
+                raise UsageError(
+                    "this iteration has ended: another one began, or set_epoch(), load_state_dict() or close() was"
+                    " called",
+                    "iterate over the loader again",
+                )
             self._feeding.tend(self._delivered, self._under_way)
             try:
                 if batches is None:
                     batches = self._worked(requests[done:])
                 batch, served = next_batch(batches)
+            except (KeyboardInterrupt, SystemExit):
+                self._give_workers_up()  # the interrupt may have left half of a message unread
+                raise
             except OF_LOST_WORKERS:
                 if batches is None and self._workers is not None:
                     batches = self._workers._iterator  # one was lost since the last epoch
@@ -242,7 +249,6 @@ class Loader(IterableDataset[Any]):
         """No worker is at a batch of an iteration that was left: these would use the room of the next one."""
         if not self._asked:
             return
-        self._asked = False
         self._feeding.give_up()
         if self._workers is not None and self._batching.workers:
             self._batches.waiting = []
@@ -252,6 +258,17 @@ class Loader(IterableDataset[Any]):
                     iter(self._workers)  # torch waits until they are done with what they were asked
             except OF_LOST_WORKERS:
                 self._stop_workers(batches)
+            except BaseException:  # answers that are still to come would be taken for those of the next iteration
+                self._give_workers_up()
+                raise
+        self._asked = False
+
+    def _give_workers_up(self) -> None:
+        """They end; the next iteration has others."""
+        batches = None if self._workers is None else self._workers._iterator
+        self._workers = None
+        if batches is not None and self._batching.workers:
+            self._stop_workers(batches)
 
     def _stop_workers(self, batches: Any) -> None:
         self._feeding.pause()
@@ -278,10 +295,7 @@ class Loader(IterableDataset[Any]):
             self._workers = None
             return
         self._feeding.give_up()
-        batches: Any = None if self._workers is None else self._workers._iterator
-        self._workers = None
-        if batches is not None:  # else they live on for as long as somebody has it, as a traceback may
-            self._stop_workers(batches)
+        self._give_workers_up()  # else they live on for as long as somebody has the iteration, as a traceback may
 
     # --- where it is ---
 

@@ -11,6 +11,7 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from sentinel.core.errors import UsageError
@@ -33,7 +34,7 @@ def world_and_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     if (rank is None) != (world is None):
         raise UsageError("rank= and world= go together", "give both or none")
     if rank is not None and world is not None:
-        return world, rank
+        return _plain(world), _plain(rank)
     if _distributed():
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
     told = launched(os.environ)
@@ -46,12 +47,18 @@ def world_and_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     return 1, 0
 
 
+def _plain(number: int | np.integer) -> int:
+    """Of numpy's whole numbers Python's, which JSON knows; Order refuses what is none."""
+    return int(number) if isinstance(number, np.integer) else number
+
+
 def check_joined(world: int) -> None:
     """Raises UsageError where torch.distributed does not join the `world` ranks."""
     if world != 1 and (not _distributed() or torch.distributed.get_world_size() != world):
         raise UsageError(
-            f"{world} ranks must exchange their losses, but torch.distributed is not initialized",
-            "call torch.distributed.init_process_group() first",
+            f"{world} ranks must exchange their losses, but torch.distributed "
+            + (f"joins {torch.distributed.get_world_size()}" if _distributed() else "is not initialized"),
+            "call torch.distributed.init_process_group() for all of them first",
         )
 
 
@@ -144,15 +151,15 @@ class _Meeting:
             elsewhere = f", but one of world={away} of the same data set" if away else ""
             if waited_s > limit_s:
                 raise UsageError(
-                    f"rank {rank} has begun no loader of all {self._size} ranks within {format_ns(limit_s * 1e9)}"
+                    f"rank {rank} has not begun its loader for all {self._size} ranks within {format_ns(limit_s * 1e9)}"
                     + elsewhere,
                     "make the same loaders on all ranks",
                 )
             if away and not told and waited_s > progress.QUIET_SECONDS:
                 told = True
                 progress.say(
-                    f"rank {self._rank} waits for rank {rank}, which has begun no loader of all {self._size} ranks"
-                    + elsewhere
+                    f"rank {self._rank} waits for rank {rank}, which has not begun its loader for all"
+                    f" {self._size} ranks{elsewhere}"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -6,6 +6,7 @@ there with all of them or not at all, and what was there before is never written
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -162,7 +163,8 @@ class _Writing:
     def abandon(self) -> None:
         """Nothing is left of it."""
         if self.tar is not None and self.tar.fileobj is not None:
-            self.tar.fileobj.close()
+            with contextlib.suppress(OSError):  # of a full disk, where closing tries to write once more
+                self.tar.fileobj.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

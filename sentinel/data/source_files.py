@@ -154,6 +154,7 @@ class SourceFiles:
             number = chunk - int(np.searchsorted(layout.chunk_file, file))
             unpacked = source.unpack(found, int(layout.file_nbytes[file]), number)
         except OSError as error:
+            self._forget(file, found)
             raise cannot_be_read(found.path, f"chunk {chunk}", error) from error
         except FormatError:
             self._check(file, found)  # of another file it says so
@@ -171,6 +172,7 @@ class SourceFiles:
         try:
             data = found.read(at, nbytes)
         except OSError as error:
+            self._forget(file, found)
             raise cannot_be_read(found.path, f"{what} {number}", error) from error
         if len(data) != nbytes:
             raise FormatError(
@@ -197,12 +199,19 @@ class SourceFiles:
                 self._open.popitem(last=False)  # closed once the last thread has read from it
             return found
 
+    def _forget(self, file: int, found: OpenedFile) -> None:
+        """The next read opens it anew: a descriptor of a server that has started again reads nothing any more."""
+        with self._lock:
+            if self._open.get(file) is found:
+                del self._open[file]
+
     def _check(self, file: int, found: OpenedFile) -> None:
         if found.recheck_s and time.monotonic() - found.checked_s < found.recheck_s:
             return
         try:
             now = found.state()
         except OSError as error:
+            self._forget(file, found)
             raise cannot_be_read(found.path, "file", error) from error
         if found.indexed is None:
             nbytes, mtime_ns = self.layout.file_nbytes[file], self.layout.file_mtime_ns[file]

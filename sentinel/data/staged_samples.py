@@ -254,9 +254,10 @@ class FromDataset:
         more or fewer items than it was asked for."""
         self.check_length()
         served.direct_reads, numbers = len(request.samples), request.samples.tolist()
-        if not hasattr(self._dataset, "__getitems__"):
+        several = getattr(self._dataset, "__getitems__", None)
+        if several is None:
             return (self._dataset[number] for number in numbers)
-        items = list(self._dataset.__getitems__(numbers))
+        items = list(several(numbers))
         if len(items) != len(numbers):
             said = f"gave {len(items)} items where it was asked for {len(numbers)}: give one for each number, in order"
             raise FormatError(self._name, "__getitems__", said)

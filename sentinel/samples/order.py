@@ -35,7 +35,7 @@ class Order:
         if self.kind not in KINDS:
             raise UsageError(f"there is no order {self.kind!r}", f"choose one of {', '.join(KINDS)}")
         for name, number in (("rank", self.rank), ("world", self.world)):
-            if isinstance(number, bool) or not isinstance(number, int | np.integer):
+            if isinstance(number, bool) or not isinstance(number, int):
                 raise UsageError(f"{name}={number!r} is not a whole number", f"give {name}=int(...)")
         if not 0 <= self.rank < self.world:
             raise UsageError(f"there is no rank {self.rank} of {self.world}", f"give a rank below {max(self.world, 1)}")

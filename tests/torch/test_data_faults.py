@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -27,10 +28,12 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from sentinel.core.errors import FormatError  # noqa: E402
 from sentinel.data import OrderSampler, Samples  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.retries import tried  # noqa: E402
 from sentinel.data.sample_arena import RUNNING  # noqa: E402
+from sentinel.data.source_files import SourceFiles  # noqa: E402
 from tests.data_files import number_of, shards  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.torch.loaders import COUNT, epoch_of, loader_of, torchs  # noqa: E402
@@ -238,6 +241,36 @@ def test_a_read_that_fails_once_is_read_again(tars: list[str], monkeypatch: pyte
     assert len(calls) == report.feed.source_reads + len(set(calls))
 
 
+def test_what_stays_for_good_and_could_not_be_read_is_read_in_the_next_epoch(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With memory for more than half of the data, chunks stay for good; the first one is one of them."""
+    loader = loader_of(tars, memory="80%")
+    calls = failing(monkeypatch, loader, lambda chunk, times: chunk == 0 and times <= 3)
+    for epoch in range(3):
+        assert epoch_of(loader) == torchs(0, epoch)
+        assert loader.report().feed.direct_reads == 16
+    assert calls.count(0) == 4
+    loader.close()
+
+
+def test_a_file_that_could_not_be_read_is_opened_anew(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the server of a network mount has started again: old descriptors read nothing any more."""
+    data = open_data(tars)
+    files = SourceFiles(data.layout, data.root, data.source)
+    right = files.sample(0).tobytes()
+    with monkeypatch.context() as patch:
+        old = files._open[0]
+
+        def stale(*_: Any) -> bytes:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+        patch.setattr(old, "read", stale)
+        with pytest.raises(FormatError, match="Stale"):
+            files.sample(0)
+        assert files.sample(0).tobytes() == right
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_chunk_that_cannot_be_read_costs_its_own_samples_only(
     tars: list[str], workers: int, monkeypatch: pytest.MonkeyPatch
@@ -391,6 +424,27 @@ def test_an_error_of_the_transform_is_the_users(tars: list[str]) -> None:
         with pytest.raises(RuntimeError, match="my own"):
             epoch_of(loader)
         loader.close()
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_ctrl_c_while_workers_are_waited_for_costs_no_batch(
+    tars: list[str], left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a batch, or for those of an iteration that was left: what they had still to send is nobody's."""
+    loader = loader_of(tars, workers=2)
+    batches = iter(loader)
+    next(batches)
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(loader._workers._iterator), "_get_data", interrupted)  # type: ignore[union-attr]
+        with pytest.raises(KeyboardInterrupt):
+            list(loader if left else batches)
+    assert epoch_of(loader) == torchs(0, 1)
+    assert epoch_of(loader) == torchs(0, 2)
+    loader.close()
 
 
 @kills_a_worker

@@ -57,6 +57,15 @@ def test_the_order_is_torchs_and_the_bytes_are_the_sources(tars: list[str], work
     loader.close()
 
 
+def test_ranks_may_be_numpys_whole_numbers(tars: list[str]) -> None:
+    loader = loader_of(tars, rank=np.int64(1), world=np.int64(2))
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = loader_of(tars, rank=1, world=2)
+    other.load_state_dict(state)
+    assert epoch_of(other) == torchs(0, 0)[1::2][32:]
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_ranks_are_split_as_distributed_sampler_splits_them(tars: list[str], drop_last: bool) -> None:
     everything = []
@@ -264,7 +273,7 @@ def test_an_iteration_that_is_left_or_overtaken(tars: list[str]) -> None:
     left = iter(loader)
     next(left)
     loader.set_epoch(7)
-    with pytest.raises(UsageError, match="another iteration"):
+    with pytest.raises(UsageError, match="this iteration has ended"):
         next(left)
     assert epoch_of(loader) == torchs(0, 7)
     loader.set_epoch(8)  # where it is anyway

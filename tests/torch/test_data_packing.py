@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -178,6 +179,19 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
         assert process.wait(LONGEST_S) == 130
     assert not (tmp_path / "to").exists()
     assert not list(tmp_path.glob(".to-*"))
+
+
+def test_a_disk_that_becomes_full_leaves_nothing(tmp_path: Path) -> None:
+    """Also where closing the shard writes what is left of it, and fails once more."""
+    photos(tmp_path / "photos", 400)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            pack(tmp_path / "photos", tmp_path / "to")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_columns_that_make_no_members_are_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -168,8 +168,8 @@ def test_a_rank_that_delivers_alone_is_waited_for_and_named(
         return told + group.begin(0)
 
     assert group.all(counts_first, lambda: group.begin(1)) == ["", ""]
-    told = "rank 1 waits for rank 0, which has begun no loader of all 2 ranks, but one of world=1 of the same data set"
-    assert told in capsys.readouterr().err
+    told = "rank 1 waits for rank 0, which has not begun its loader for all 2 ranks, but one of world=1"
+    assert f"{told} of the same data set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("apart", [0, 1])
@@ -195,7 +195,7 @@ def test_a_rank_that_is_waited_for_too_long_is_told_so_when_it_comes(monkeypatch
     group = Group(2, monkeypatch)
     group.store.set_timeout(timedelta(0))
     told = group.begin(0)
-    assert told.startswith("rank 1 has begun no loader of all 2 ranks within ")
+    assert told.startswith("rank 1 has not begun its loader for all 2 ranks within ")
     assert group.begin(1, world=1) == ""  # that one delivers alone
     assert group.begin(1) == told
     group.store.set_timeout(timedelta(seconds=LONGEST_S))
@@ -206,7 +206,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_groups_time(monkeypatch: p
     group = Group(2, monkeypatch)
     assert group.begin(0, world=1) == ""
     group.store.set_timeout(timedelta(0))
-    told = "has begun no loader of all 2 ranks within"
+    told = "has not begun its loader for all 2 ranks within"
     assert group.begin(0).startswith(f"rank 1 {told}")
     group = Group(2, monkeypatch)
     assert group.begin(0, world=1) == ""
