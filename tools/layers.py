@@ -1,4 +1,4 @@
-"""Which package of Sentinel may import which: the one table of ranks.
+"""Which package of Sentinel may import which: the one table of levels.
 
 tests/unit/test_layers_of_code.py holds the code to it; docs/architecture.md shows it. `python -m tools.layers` rewrites
 the page's table.
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-BEGIN = "<!-- ranks: made by `python -m tools.layers` -->"
-END = "<!-- end of ranks -->"
+BEGIN = "<!-- levels: made by `python -m tools.layers` -->"
+END = "<!-- end of levels -->"
 
 
 @dataclass(frozen=True)
-class Rank:
-    """Packages that may import those of lower ranks. A package is a folder of sentinel/, or a file at its top.
+class Level:
+    """Packages that may import those of lower levels. A package is a folder of sentinel/, or a file at its top.
 
     `packages`: of each, the modules from outside that it may import. `pure`: they read no clock, file, environment or
     device.
@@ -27,14 +27,14 @@ class Rank:
     pure: bool = False
 
 
-RANKS = (
-    Rank("nouns", {"core": ("numpy",)}, pure=True),
-    Rank(
+LEVELS = (
+    Level("nouns", {"core": ("numpy",)}, pure=True),
+    Level(
         "planning, simulation",
         {"planner": ("numpy", "highspy"), "simulator": ("numpy",), "samples": ("numpy",)},
         pure=True,
     ),
-    Rank(
+    Level(
         "host, files, profiling",
         {
             "files": ("numpy", "safetensors"),
@@ -45,20 +45,22 @@ RANKS = (
             "runtime": ("torch",),
         },
     ),
-    Rank(
+    Level(
         "migration, reports",
         {"calibrate": ("numpy", "torch"), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")},
     ),
-    Rank(
+    Level(
         "session, training data",
         {"session": ("numpy", "torch"), "data": ("numpy", "pandas", "torch", "pyarrow", "fsspec", "PIL")},
     ),
-    Rank("package, comparison, proof", {"__init__": ("torch",), "executed": ("numpy", "torch"), "proving": ("torch",)}),
-    Rank(
+    Level(
+        "package, comparison, proof", {"__init__": ("torch",), "executed": ("numpy", "torch"), "proving": ("torch",)}
+    ),
+    Level(
         "command line, callbacks",
         {"cli": (), "integrations": ("transformers", "lightning", "pytorch_lightning")},
     ),
-    Rank("program", {"__main__": ()}),
+    Level("program", {"__main__": ()}),
 )
 SIDEWAYS = {
     ("planner", "simulator"),
@@ -71,11 +73,11 @@ SIDEWAYS = {
     ("proving", "__init__"),  # the small workloads are scripts as users write them
     ("system", "files"),  # the calibration that is kept is a Machine on disk
 }
-"""(who, whom): imports within a rank, one way only."""
+"""(who, whom): imports within a level, one way only."""
 
-RANK_OF = {package: number for number, rank in enumerate(RANKS) for package in rank.packages}
-THIRD_PARTY = {package: modules for rank in RANKS for package, modules in rank.packages.items()}
-PURE = tuple(package for rank in RANKS if rank.pure for package in rank.packages)
+LEVEL_OF = {package: number for number, level in enumerate(LEVELS) for package in level.packages}
+THIRD_PARTY = {package: modules for level in LEVELS for package, modules in level.packages.items()}
+PURE = tuple(package for level in LEVELS if level.pure for package in level.packages)
 
 
 def path_of(package: str) -> str:
@@ -84,21 +86,23 @@ def path_of(package: str) -> str:
 
 
 def table() -> str:
-    """The ranks as a Markdown table, with a line break at its end."""
-    lines = ["| rank | packages | third party | does I/O |", "| --- | --- | --- | --- |"]
-    for number, rank in enumerate(RANKS):
-        packages = ", ".join(f"`{path_of(package)}`" for package in rank.packages)
-        lines.append(f"| {number} {rank.name} | {packages} | {_third_party(rank)} | {'no' if rank.pure else 'yes'} |")
+    """The levels as a Markdown table, with a line break at its end."""
+    lines = ["| level | packages | third party | does I/O |", "| --- | --- | --- | --- |"]
+    for number, level in enumerate(LEVELS):
+        packages = ", ".join(f"`{path_of(package)}`" for package in level.packages)
+        lines.append(
+            f"| {number} {level.name} | {packages} | {_third_party(level)} | {'no' if level.pure else 'yes'} |"
+        )
     return "\n".join(lines) + "\n"
 
 
-def _third_party(rank: Rank) -> str:
-    """`numpy; torch in profiler`: each module, and its users where not all packages of the rank may import it."""
+def _third_party(level: Level) -> str:
+    """`numpy; torch in profiler`: each module, and its users where not all packages of the level may import it."""
     users: dict[str, list[str]] = {}
-    for package, modules in rank.packages.items():
+    for package, modules in level.packages.items():
         for module in modules:
             users.setdefault(module, []).append(package)
-    everywhere = len(rank.packages)
+    everywhere = len(level.packages)
     words = [name if len(of) == everywhere else f"{name} in {', '.join(of)}" for name, of in users.items()]
     return "; ".join(words) or "none"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.layers import PAGE, PURE, RANK_OF, SIDEWAYS, THIRD_PARTY, path_of, rewritten
+from tools.layers import LEVEL_OF, PAGE, PURE, SIDEWAYS, THIRD_PARTY, path_of, rewritten
 from tools.tests_of_modules import importing_tests
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def imported_boxes(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for module, line in imports_of(tree):
         parts = module.split(".")
         if parts[0] == "sentinel":
-            yield (parts[1] if len(parts) > 1 and parts[1] in RANK_OF else "__init__"), line
+            yield (parts[1] if len(parts) > 1 and parts[1] in LEVEL_OF else "__init__"), line
 
 
 def faults_of(package: Path) -> list[str]:
@@ -59,13 +59,15 @@ def faults_of(package: Path) -> list[str]:
     for path in modules_of(package):
         box = box_of(path, package)
         where = path.relative_to(package).as_posix()
-        if box not in RANK_OF:
-            found.append(f"{where}:1: {box} has no rank; the drawing has no such box")
+        if box not in LEVEL_OF:
+            found.append(f"{where}:1: {box} has no level; the drawing has no such box")
             continue
         tree = ast.parse(path.read_text(), str(path))
         for target, line in imported_boxes(tree):
-            if target != box and RANK_OF[target] >= RANK_OF[box] and (box, target) not in SIDEWAYS:
-                found.append(f"{where}:{line}: {box} (rank {RANK_OF[box]}) imports {target} (rank {RANK_OF[target]})")
+            if target != box and LEVEL_OF[target] >= LEVEL_OF[box] and (box, target) not in SIDEWAYS:
+                found.append(
+                    f"{where}:{line}: {box} (level {LEVEL_OF[box]}) imports {target} (level {LEVEL_OF[target]})"
+                )
         found += [f"{where}:{line}: {what}" for line, what in third_party_faults(tree, box)]
         if box in PURE:
             found += [f"{where}:{line}: {what}" for line, what in impurities(tree)]
@@ -194,7 +196,7 @@ def test_the_table_names_only_what_is_there() -> None:
         tree, box = ast.parse(path.read_text()), box_of(path, ROOT / "sentinel")
         used |= {(box, target) for target, _ in imported_boxes(tree)}
         used |= {(box, module.split(".")[0]) for module, _ in imports_of(tree)}
-    assert [path_of(package) for package in RANK_OF if not (ROOT / path_of(package)).exists()] == []
+    assert [path_of(package) for package in LEVEL_OF if not (ROOT / path_of(package)).exists()] == []
     assert SIDEWAYS - used == set()
     assert {(package, module) for package, modules in THIRD_PARTY.items() for module in modules} - used == set()
 
@@ -205,25 +207,29 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_a_page_without_its_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="the page has no <!-- ranks"):
+    with pytest.raises(ValueError, match="the page has no <!-- levels"):
         rewritten("no table")
 
 
 @pytest.mark.parametrize(
     ("where", "text", "expected"),
     [
-        ("core/bad.py", "from sentinel.planner import plan", "core (rank 0) imports planner (rank 1)"),
-        ("simulator/bad.py", "import sentinel.planner", "simulator (rank 1) imports planner (rank 1)"),
-        ("files/bad.py", "def f():\n    from sentinel.reports import build", "files (rank 2) imports reports (rank 3)"),
-        ("reports/bad.py", "import sentinel", "reports (rank 3) imports __init__ (rank 5)"),
-        ("session/bad.py", "from sentinel import report", "session (rank 4) imports __init__ (rank 5)"),
+        ("core/bad.py", "from sentinel.planner import plan", "core (level 0) imports planner (level 1)"),
+        ("simulator/bad.py", "import sentinel.planner", "simulator (level 1) imports planner (level 1)"),
+        (
+            "files/bad.py",
+            "def f():\n    from sentinel.reports import build",
+            "files (level 2) imports reports (level 3)",
+        ),
+        ("reports/bad.py", "import sentinel", "reports (level 3) imports __init__ (level 5)"),
+        ("session/bad.py", "from sentinel import report", "session (level 4) imports __init__ (level 5)"),
         ("planner/bad.py", "import pandas", "planner imports pandas"),
         ("core/bad.py", "from torch import nn", "core imports torch"),
         ("reports/bad.py", "import torch", "reports imports torch"),
         ("simulator/bad.py", "import time", "a pure package imports time"),
         ("core/bad.py", "import os\nos.environ['A']", "a pure package asks os.environ"),
         ("planner/bad.py", "open('x')", "a pure package calls open"),
-        ("swap/bad.py", "", "swap has no rank"),
+        ("swap/bad.py", "", "swap has no level"),
     ],
 )
 def test_a_broken_rule_is_found(tmp_path: Path, where: str, text: str, expected: str) -> None:
