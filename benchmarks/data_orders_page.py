@@ -26,8 +26,9 @@ in memory until when. Three orders:
 - **redirect**: MemHub's (Redox, arXiv 2505.16280): a request takes any sample that lies at its place in memory, of a
   group of as many chunks as the data are larger than the memory. Seeded, without a clock.
 
-Every order delivers each sample once an epoch over all ranks. Memory (`r`) is a share of the data set; a chunk has C
-samples. Counts are made by the planner, from sizes and permutations; nothing is read for them."""
+Every order delivers each sample once an epoch over all ranks, if these divide their number. Memory (`r`) is a share of
+the data set; a chunk has C samples. Counts are made by the planner, from sizes and permutations; nothing is read for
+them."""
 
 
 def page(told: Told) -> str:
