@@ -104,7 +104,7 @@ free. Both are to the others' advantage. To ours is that nothing limits what is 
 tensors that found no place in the plan, and what the kernel keeps of files that were read, of which ours, that
 runs first, reads most. {counted}Of first runs:
 """
-_COUNTED = """What tensors had of it is counted as the layers of the last measured step end, by the kernel's word.
+_COUNTED = """What tensors had of it is counted as the layers of the second measured step end, by the kernel's word.
 Memory of dead tensors that malloc keeps counts, as the next tensor gets it. """
 _TAIL = """
 What a share is and how the ballast is measured: [0043](decisions/0043-placements-are-measured-alike.md).

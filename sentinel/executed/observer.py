@@ -17,6 +17,10 @@ from sentinel.executed.touches import Touches
 from sentinel.runtime import Observer
 from sentinel.system import host_load
 
+_COUNTED_STEPS = 2
+"""In so many measured steps the kernel is asked for the pages of tensors, which takes as long as a step where a
+processor is emulated. In the first one those are not known yet that no operator has touched since it began."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -30,7 +34,7 @@ class Window:
 @dataclass
 class Observation:
     """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes. `tensor_bytes`: of
-    tensors on the fast node at the end of each layer of the last measured step.
+    tensors on the fast node at the end of each layer of the second measured step, or of the only one.
 
     `least_free_bytes`: of the fast node, at any operator of a measured step or any tick of any step.
     `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first. `busy_share`,
@@ -62,7 +66,7 @@ class StepObserver(Observer):
         self._any_began = False
         self._touches = Touches(on_operator=self._sample)
         self._entered = contextlib.ExitStack()
-        self._measuring = False
+        self._measuring = self._counts_tensors = False
         self._tensor_bytes: list[int] = []  # of the step that is under way
         self._layer: int | None = None  # under way, since its beginning
         self._plan: tuple[Plan, Machine, Ranges] | None = None
@@ -94,16 +98,19 @@ class StepObserver(Observer):
         self._note_time()
         self.seen.steps += 1
         self.seen.measured_steps += self._measuring
-        if self._measuring:
+        if self._counts_tensors:
             self.seen.tensor_bytes = self._tensor_bytes.copy()
+            if self.seen.measured_steps == _COUNTED_STEPS:
+                self._counts_tensors = False
+                self._touches.room.finish()
         if self._audit is None:
             self._audit_if_due()
         if self.seen.steps == self._window.warm_up:
             self._entered.enter_context(self._touches)
-            self._measuring = True
+            self._measuring = self._counts_tensors = True
         elif self.seen.steps == self._window.warm_up + self._window.measured:
             self._entered.close()
-            self._measuring = False
+            self._measuring = self._counts_tensors = False
 
     def finish(self) -> Observation:
         """The script has ended. What was measured of a step that did not end is dropped with it."""
@@ -131,7 +138,7 @@ class StepObserver(Observer):
         self._sample()
         self._at_layers()
         self._touches.end_layer()
-        if self._measuring:
+        if self._counts_tensors:
             self._tensor_bytes.append(self._touches.room.nbytes(self._node))
         if self._audit is not None:
             self._audit.after(self._layer)

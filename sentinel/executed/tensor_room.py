@@ -27,10 +27,16 @@ class TensorRoom:
         self._known = np.zeros(0, np.int64)
         self._added: list[NDArray[np.int64]] = []
         self._every = 1
+        self._finished = False
 
     def add(self, pages: NDArray[np.int64]) -> None:
         """The numbers of pages that an operand lies on."""
-        self._added.append(pages[pages % self._every == 0])
+        if not self._finished:
+            self._added.append(pages[pages % self._every == 0])
+
+    def finish(self) -> None:
+        """Nothing is asked any more, so what is added is dropped."""
+        self._finished = True
 
     def nbytes(self, node: int) -> int:
         """Bytes that are on `node` now."""

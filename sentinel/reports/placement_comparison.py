@@ -49,9 +49,9 @@ class Row:
     `touched_bytes`, a step, are on nodes; `absent_bytes` of operands are on none: they were never written.
     `migrated_pages`: by reason, by the witness, until the script ended; `migrated_pages_by_step`: the same in each
     whole step, from the first on in which a plan is applied. `mean_tensor_bytes`, `most_...`: bytes of tensors on the
-    fast node at the end of each layer of the last measured step. `fast_taken_bytes`: most of the fast node that the job
-    took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left at the beginning, and
-    was. `least_left_bytes`, `mean_...`, `most_...`: what the job had of the node while it ran, held or free; None where
+    fast node at the end of each layer of the second measured step. `fast_taken_bytes`: most of the fast node that the
+    job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left at the beginning,
+    and was. `least_left_bytes`, `mean_...`, `most_...`: what the job had of the node while it ran, held or free; None where
     the ballast could not be fitted to that. `others_demoted_pages`: not the job's, demoted meanwhile. `same_losses`,
     `same_parameters`: bit by bit, as in all-fast stock training. `unwatched_steps_ns`: what steps of the warm-up took,
     in order, which nothing slows but the ballast being kept; they mean nothing in an emulated machine. `busy_share`,
@@ -139,7 +139,7 @@ def notes(found: PlacementComparison) -> list[str]:
         " the share that was on the fast node when an operator touched them, asked from the kernel"
     )
     said.append(
-        "tensors there: bytes of tensors on the fast node at the ends of the layers of the last measured step, in the"
+        "tensors there: bytes of tensors on the fast node at the ends of the layers of the second measured step, in the"
         " mean, asked from the kernel; memory of dead tensors counts while malloc keeps it: the next tensor gets it"
     )
     said.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
@@ -53,12 +54,12 @@ def of(plan: str) -> list[str]:
     return [f"{plan}:{layer}" for layer in range(LAYERS)]
 
 
-def test_what_tensors_have_is_told_of_each_layer_of_the_last_measured_step(
+def test_what_tensors_have_is_told_of_each_layer_of_the_second_measured_step(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     had = iter(range(100))
     monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
-    made = StepObserver(Window(1, 2), 0, lambda: None, lambda: None)
+    made = StepObserver(Window(1, 3), 0, lambda: None, lambda: None)
     request.addfinalizer(made._entered.close)
     monkeypatch.setattr(made._touches.room, "nbytes", lambda node: next(had))
     step(made)
@@ -70,8 +71,11 @@ def test_what_tensors_have_is_told_of_each_layer_of_the_last_measured_step(
     made.layer_began(1)  # a step that is cut short
     step(made)
     assert made.seen.tensor_bytes == [4, 5, 6]
+    made._touches.room.add(np.arange(3))
     step(made)
+    assert made.seen.measured_steps == 3
     assert made.finish().tensor_bytes == [4, 5, 6]
+    assert (next(had), made._touches.room._added) == (7, [])  # it is not asked any more, and keeps nothing
 
 
 def test_how_busy_the_host_was_is_told_of_the_steps_whose_times_are(monkeypatch: pytest.MonkeyPatch) -> None:
