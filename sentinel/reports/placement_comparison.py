@@ -51,11 +51,11 @@ class Row:
     whole step, from the first on in which a plan is applied. `mean_tensor_bytes`, `most_...`: bytes of tensors on the
     fast node at the end of each layer of the second measured step. `fast_taken_bytes`: most of the fast node that the
     job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left at the beginning,
-    and was. `least_left_bytes`, `mean_...`, `most_...`: what the job had of the node while it ran, held or free; None where
-    the ballast could not be fitted to that. `others_demoted_pages`: not the job's, demoted meanwhile. `same_losses`,
-    `same_parameters`: bit by bit, as in all-fast stock training. `unwatched_steps_ns`: what steps of the warm-up took,
-    in order, which nothing slows but the ballast being kept; they mean nothing in an emulated machine. `busy_share`,
-    `waited_share`, `judged_by`: how busy the host was in these steps; see HostLoad.
+    and was. `least_left_bytes`, `mean_...`, `most_...`: what the job had of the node while it ran, held or free; None
+    where the ballast could not be fitted to that. `others_demoted_pages`: not the job's, demoted meanwhile.
+    `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training. `unwatched_steps_ns`: what steps of the
+    warm-up took, in order, which nothing slows but the ballast being kept; they mean nothing in an emulated machine.
+    `busy_share`, `waited_share`, `judged_by`: how busy the host was in these steps; see HostLoad.
     """
 
     name: str
