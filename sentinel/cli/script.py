@@ -43,6 +43,11 @@ def script_at(path: str) -> Script:
         raise UsageError("-: a script is read from a file", "`sentinel run /dev/stdin < train.py` reads one from stdin")
     with open(path, "rb") as file:
         source = file.read()
+    if b"\0" in source:
+        raise UsageError(
+            f"{path} is no script: it is compiled, an archive, or no Python at all",
+            "give the script's source, or a module with -m",
+        )
     absolute = os.path.abspath(path)  # it is found also where the script goes to another folder
     try:
         code = compile(source, absolute, "exec", dont_inherit=True)

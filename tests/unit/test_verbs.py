@@ -7,8 +7,10 @@ import errno
 import io
 import json
 import os
+import py_compile
 import re
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -321,6 +323,17 @@ def test_a_program_that_runs_scripts_is_no_script(name: str) -> None:
 def test_a_script_from_stdin_is_told_how_it_is_read() -> None:
     with pytest.raises(UsageError, match="-: a script is read from a file; `sentinel run /dev/stdin"):
         script.script_at("-")
+
+
+def test_what_is_compiled_or_packed_is_no_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    compiled, archive = tmp_path / "train.pyc", tmp_path / "train.pyz"
+    py_compile.compile(str(tmp_path / "train.py"), str(compiled))
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("__main__.py", "print(1)")
+    for path in (compiled, archive):
+        with pytest.raises(UsageError, match="is no script"):
+            script.script_at(str(path))
 
 
 def test_what_is_read_is_not_replaced_by_what_is_written(
