@@ -32,7 +32,7 @@ int open_all(sn_frames &f, const sn_frames_request &request, const char **step) 
   *step = "opening /proc/self/pagemap, which tells what was written to";
   const long pagemap = sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0);
   if (pagemap < 0) return static_cast<int>(pagemap);
-  f.pagemap = static_cast<int>(pagemap);
+  f.pagemap = sn::out_of_the_way(static_cast<int>(pagemap));
   *step = "opening /proc/self/statm, which tells what the process takes";
   error = sn::open_statm(f);
   if (error != 0) return error;

@@ -70,6 +70,7 @@ int check_host(uint32_t granules, const char **step) {
 
 int open_statm(sn_frames &f) {
   f.statm = open_file("/proc/self/statm");
+  if (f.statm >= 0) f.statm = out_of_the_way(f.statm);
   f.anonymous = f.statm < 0 ? 0 : anonymous_pages(f.statm);
   return std::min(f.statm, 0);
 }

@@ -80,7 +80,7 @@ int Regions::hold_begin(uint32_t most) {
   generations_.reserve(generations_.size() + 1);
   const long fd = sn_system(SYS_memfd_create, arg("sentinel-child"), MFD_CLOEXEC | MFD_ALLOW_SEALING, 0, 0, 0, 0);
   if (fd < 0) return static_cast<int>(fd);
-  page_fd_ = static_cast<int>(fd);
+  page_fd_ = out_of_the_way(static_cast<int>(fd));
   int error = static_cast<int>(sn_system(SYS_ftruncate, page_fd_, arg(kPage), 0, 0, 0, 0));
   if (error == 0) {
     const long page = map(0, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd_);
