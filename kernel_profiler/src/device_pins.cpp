@@ -2,9 +2,11 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 
 #include <atomic>
 
+#include "lock.h"
 #include "sentinel.h"
 
 namespace {
@@ -18,6 +20,7 @@ constexpr uint64_t kStep = 64 << 10;  // a smaller piece that was registered for
 
 std::atomic<Ask> ask{nullptr};
 std::atomic<unsigned long long> loaded{0};  // libraries, ever, at the last look
+pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 
 int count_loaded(dl_phdr_info *info, size_t, void *out) {
   *static_cast<unsigned long long *>(out) = info->dlpi_adds;
@@ -31,13 +34,20 @@ namespace sn {
 void find_device_driver() {
   if (ask.load(std::memory_order_relaxed) != nullptr) return;
   unsigned long long now = 0;
-  dl_iterate_phdr(count_loaded, &now);
+  {
+    Lock lock(&counting);
+    dl_iterate_phdr(count_loaded, &now);
+  }
   if (now == loaded.load(std::memory_order_relaxed)) return;
-  // Several threads may come here at once, and find the same; a lock could be held by another one at a fork.
+  // Several threads may come here at once, and find the same. No lock: who loads a library may fork.
   void *const driver = dlopen(kDriver, RTLD_LAZY | RTLD_NOLOAD);
   if (driver != nullptr) ask = reinterpret_cast<Ask>(dlsym(driver, kName));  // and it stays loaded
   loaded = now;
 }
+
+void driver_hold() { pthread_mutex_lock(&counting); }
+
+void driver_let_go() { pthread_mutex_unlock(&counting); }
 
 int device_pins(uint64_t address, uint64_t nbytes) {
   const Ask driver = ask.load(std::memory_order_acquire);

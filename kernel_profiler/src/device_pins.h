@@ -9,6 +9,11 @@ namespace sn {
 // allocate tensors.
 void find_device_driver();
 
+// Around a fork: no thread counts libraries. glibc leaves the lock of their list to the child as it was, which would wait
+// for it for ever as it loads one.
+void driver_hold();
+void driver_let_go();
+
 // Of sn_pinned. From any thread; nothing is loaded or initialised.
 int device_pins(uint64_t address, uint64_t nbytes);
 

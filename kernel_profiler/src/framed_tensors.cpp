@@ -97,10 +97,18 @@ std::atomic<bool> serving{false}, in_child{false};
 std::atomic<uint32_t> asking{0};  // threads that may be using `frames`
 std::atomic<uint64_t> needs{0}, need_ns{0}, birth_ns{0}, too_large{0}, too_large_bytes{0}, sliced{0}, failed{0};
 std::atomic<int32_t> failure{0};
+std::atomic<uint64_t> driver_look_ns{0};  // the next look for a driver is not before
+
+// glibc locks its list of libraries for each look. A driver that was just loaded takes longer than this to find its devices,
+// and can register nothing before.
+constexpr uint64_t kBetweenLooksNs = 1000000;
 
 // Frames become fewer or more, if it is time to look, and a driver that was loaded is asked from now on. Without `mutex`.
 void look_around() {
-  sn::find_device_driver();
+  if (const uint64_t now = sn_now_ns(); now >= driver_look_ns.load(std::memory_order_relaxed)) {
+    driver_look_ns.store(now + kBetweenLooksNs, std::memory_order_relaxed);
+    sn::find_device_driver();
+  }
   if (!sn::cap_is_due()) return;
   asking++;
   if (sn_frames *const there = frames.load(); there != nullptr) sn::cap_follow(there, pool);

@@ -193,9 +193,11 @@ void before() {
     prepare(*f);
   }
   if (any && sn_system(SYS_pipe2, sn::arg(ready), O_CLOEXEC, 0, 0, 0, 0) != 0) ready[0] = ready[1] = -1;
+  sn::driver_hold();
 }
 
 void parent() {
+  sn::driver_let_go();
   shut(ready[1]);
   char byte;
   // Ends with the byte, or at the death of the child, or at once if there is none.
@@ -215,6 +217,7 @@ void parent() {
 }
 
 void child() {
+  sn::driver_let_go();
   for (sn_frames *&f : registered) {
     if (f == nullptr) continue;
     leave_parent(*f);
