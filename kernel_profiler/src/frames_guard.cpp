@@ -1,5 +1,5 @@
-// Handlers of signals, while there are frames: a store that meets an instant waits for its end, and bytes that the disk has
-// lost are named before the program ends. Whatever else comes goes to whoever handled it before.
+// Handlers of signals, while there are frames: a store that meets an instant waits for its end, and bytes that the disk or
+// the memory has lost are named before the program ends. Whatever else comes goes to whoever handled it before.
 //
 // Where somebody has put a handler above ours since, another function of ours goes above that one. Each has a level of its
 // own and passes on to the handler that it was put above, which passes on to the function that it had found. So no two pass
@@ -168,7 +168,11 @@ void say(const char *text) {
 
 void on_bus(const Handler &handler, int level, siginfo_t *info, void *context) {
   const sn_frames *f = info->si_code > 0 ? frames_at(reinterpret_cast<uintptr_t>(info->si_addr)) : nullptr;
-  if (f != nullptr && Passed(info).levels() == 0) {
+  const bool first = f != nullptr && Passed(info).levels() == 0;
+  if (first && (info->si_code == BUS_MCEERR_AR || info->si_code == BUS_MCEERR_AO)) {
+    say("sentinel: bytes of a tensor that were in memory are lost: a memory module has failed (see dmesg, and the");
+    say(" machine's log of hardware errors); train on from a checkpoint, on another machine or without that module\n");
+  } else if (first) {
     say("sentinel: bytes of a tensor that are in a file in ");
     say(f->directory.c_str());
     say(" could not be read back: the disk failed, or is full where its file system had promised room (see dmesg),");

@@ -291,9 +291,47 @@ void check_raised_for_a_store() {
 #endif
 }
 
+// What a child that gets a SIGBUS of this code in a granule says.
+std::string said_of(int code) {
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  fflush(nullptr);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    alarm(600);
+    CHECK(dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
+    signal(SIGBUS, SIG_DFL);
+    serve();
+    siginfo_t info = {};
+    info.si_signo = SIGBUS;
+    info.si_code = code;
+    info.si_addr = reinterpret_cast<void *>(store_at);
+    CHECK(syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), SIGBUS, &info) == 0);
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string said;
+  char text[256];
+  for (ssize_t got; (got = read(ends[0], text, sizeof text)) > 0;) said.append(text, static_cast<size_t>(got));
+  close(ends[0]);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  return said;
+}
+
+void check_lost_bytes_are_named() {
+  CHECK(said_of(BUS_ADRERR).find("the disk failed") != std::string::npos);
+  for (const int code : {BUS_MCEERR_AR, BUS_MCEERR_AO}) {
+    const std::string said = said_of(code);
+    CHECK(said.find("a memory module") != std::string::npos && said.find("disk") == std::string::npos);
+  }
+}
+
 }  // namespace
 
 int main() {
+  check_lost_bytes_are_named();
   check_stays_on_top();
   check_raised_for_a_store();
   alarm(600);  // a store that is tried again for ever ends by this signal
