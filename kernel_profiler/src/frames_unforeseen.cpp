@@ -22,6 +22,7 @@ using sn::View;
 constexpr uint32_t kShare = 8;             // one frame in so many is for such uses
 constexpr uint64_t kShortLookNs = 1000000;  // so much computing is never too much
 constexpr uint64_t kPause = 99;            // times what a look in vain took
+constexpr uint64_t kPauseFound = 9;        // times what another one took
 
 int64_t major_faults() {
   rusage spent{};
@@ -90,7 +91,7 @@ void look_for_unforeseen(sn_frames &f) {
     });
   }
   const uint64_t took = computed_ns() - began;
-  ahead.look_after_ns = found == 0 && took > kShortLookNs ? sn_now_ns() + kPause * took : 0;
+  ahead.look_after_ns = took > kShortLookNs ? sn_now_ns() + (found == 0 ? kPause : kPauseFound) * took : 0;
 }
 
 void pass_unforeseen(sn_frames &f, uint64_t index) {

@@ -1,6 +1,8 @@
 // Reading ahead by a recorded step: what comes before it is asked for, who leaves, what is not written; and bytes, whatever
 // a job does instead of what was recorded.
+#include <errno.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -160,6 +162,58 @@ void what_was_unforeseen_is_read_ahead_in_the_next_step() {
   step();
   step();
   CHECK(ahead().expected == 0 && ahead().unforeseen == found && ahead().recorded == 1);
+  end_with(tensors);
+}
+
+// Computes a while at each look at the page tables of a granule, for the thread that begins an operator.
+constexpr uint64_t kComputedNs = 400000;
+thread_local bool begins = false;
+thread_local uint64_t tables_read = 0;
+
+uint64_t thread_computed_ns() {
+  timespec spent;
+  CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent) == 0);
+  return static_cast<uint64_t>(spent.tv_sec) * 1000000000 + static_cast<uint64_t>(spent.tv_nsec);
+}
+
+long with_slow_tables(long number, const long arguments[6]) {
+  if (begins && number == SYS_pread64 && arguments[2] == static_cast<long>(kGranule / kPage * 8)) {
+    tables_read++;
+    for (const uint64_t until = thread_computed_ns() + kComputedNs; thread_computed_ns() < until;) {
+    }
+  }
+  const long done = syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+  return done >= 0 ? done : -errno;
+}
+
+// Before each operator a page of another tensor is read, which each look would find: of the time that goes by, looks take a
+// tenth.
+void looks_that_find_something_take_a_part_of_the_time() {
+  constexpr uint32_t kTensors = 80, kOthers = 7, kFrames = 64, kAway = kTensors + kOthers - kFrames;
+  begin(kFrames, 96);
+  std::vector<Tensor> tensors = tensors_of(kTensors + kOthers);
+  for (int i = 0; i < 3; i++) {
+    CHECK(sn_framed_step() == 0);
+    for (uint32_t k = 0; k < kTensors; k++) use_slowly(tensors[k], k % 4 == 0);
+  }
+  CHECK(ahead().follows == 1 && sn_framed_step() == 0);
+  usleep(300000);  // a look in vain before is followed by a pause
+  uint64_t looks = 0;
+  sn_system_replace(with_slow_tables);
+  const uint64_t began = sn_now_ns();
+  for (uint32_t k = 0; k < kOthers; k++) {
+    Tensor &other = tensors[kTensors + k];
+    CHECK(*reinterpret_cast<volatile uint64_t *>(other.bytes) == word_of(other.value));
+    tables_read = 0;
+    begins = true;
+    use(tensors[k], k % 4 == 0);
+    begins = false;
+    looks += tables_read >= kAway / 2 ? 1 : 0;
+  }
+  const uint64_t took = sn_now_ns() - began;
+  sn_system_replace(nullptr);
+  CHECK(looks >= 1 && ahead().unforeseen >= 1);
+  CHECK(looks - 1 <= took / (8 * kAway / 2 * kComputedNs));
   end_with(tensors);
 }
 
@@ -370,6 +424,7 @@ int main() {
   what_comes_next_is_there_before_it_is_needed();
   what_goes_one_way_alone_tells_how_fast_that_is();
   what_was_unforeseen_is_read_ahead_in_the_next_step();
+  looks_that_find_something_take_a_part_of_the_time();
   what_was_read_ahead_outlasts_a_fork();
   what_dies_is_not_written();
   the_record_can_be_had();
