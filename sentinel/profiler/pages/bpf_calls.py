@@ -23,6 +23,7 @@ _NUMBER = {"x86_64": 321}.get(platform.machine(), 280)
 _MAP_CREATE, _MAP_LOOKUP, _PROG_LOAD, _INFO_BY_FD, _RAW_TRACEPOINT_OPEN = 0, 1, 5, 15, 17
 _RAW_TRACEPOINT = 17  # the type of program
 _LOG_BYTES = 1 << 18
+_MOST_CPUS = 8192  # that a kernel is built for; it writes a value for each possible one, whatever the buffer's size
 _INFO_BYTES, _MISSES_AT = 232, 208  # struct bpf_prog_info up to recursion_misses and what came with it, Linux 5.12
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -129,7 +130,7 @@ def look_up_per_cpu(map_fd: int, value_bytes: int) -> list[bytes]:
     """Each processor's value of entry 0 of a per-cpu array."""
     stride = -(-value_bytes // 8) * 8
     possible = numbers(text(Path("/sys/devices/system/cpu/possible")))
-    cpus = max(possible) + 1 if possible else os.sysconf("SC_NPROCESSORS_CONF")
+    cpus = max(possible) + 1 if possible else _MOST_CPUS
     key, values = ctypes.c_uint(0), ctypes.create_string_buffer(stride * cpus)
     attributes = struct.pack("<IIQQQ", map_fd, 0, ctypes.addressof(key), ctypes.addressof(values), 0)
     _call(_MAP_LOOKUP, attributes, "lookup", [])
