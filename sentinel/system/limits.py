@@ -12,9 +12,9 @@ from sentinel.system.sysfs import field, text
 
 
 class LimitedGroup(NamedTuple):
-    """A memory cgroup. `limit_bytes`: beyond that, the kernel ends a process of it. `room_bytes`: what it has left, its
-    idle file pages included. `limit`, `used`, `stat`: its files; `idle`: those pages' name in `stat`, `busy`: that of
-    file pages in use."""
+    """A limit of a memory cgroup, which may have two. `limit_bytes`: beyond that, the kernel ends a process of it, or
+    makes each allocation wait (memory.high). `room_bytes`: what it has left, its idle file pages included. `limit`,
+    `used`, `stat`: its files; `idle`: those pages' name in `stat`, `busy`: that of file pages in use."""
 
     room_bytes: int
     limit_bytes: int
@@ -106,8 +106,8 @@ RESERVED_TIMES_MEMORY = 4
 _RESERVED_BYTES = 1 << 38  # of address space, for each arena, on a host of little memory
 _MOST_RESERVED_BYTES = (1 << 44) - (1 << 21)  # pages of the exclusive arena are numbered by 32 bits
 _USUAL_MAPPINGS = 65530  # the kernel's own choice
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
-_V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
+_V1 = (("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"),)
+_V2 = tuple((limit, "memory.current", "inactive_file", "active_file") for limit in ("memory.max", "memory.high"))
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str, str]]]:
@@ -117,10 +117,11 @@ def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str, str]]]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers not in ("", "memory"):
             continue
-        base, form = (mounted, _V2) if controllers == "" else (mounted / "memory", _V1)
+        base, forms = (mounted, _V2) if controllers == "" else (mounted / "memory", _V1)
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts) + 1):
-            yield base.joinpath(*parts[:depth]), form
+            for form in forms:
+                yield base.joinpath(*parts[:depth]), form
 
 
 def _limited(folder: Path, form: tuple[str, str, str, str]) -> LimitedGroup | None:

@@ -264,6 +264,10 @@ def test_the_tightest_cgroup_around_this_process_counts(tmp_path: Path) -> None:
     write("sys/fs/cgroup/outer/memory.current", "900\n")
     write("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 30\n")
     assert limits.room_bytes(tmp_path) == 130
+    write("sys/fs/cgroup/outer/inner/memory.high", "max\n")
+    assert limits.room_bytes(tmp_path) == 130
+    write("sys/fs/cgroup/outer/inner/memory.high", "177\n")
+    assert limits.room_bytes(tmp_path) == 100
     write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1000\n")
     write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "950\n")
     write("sys/fs/cgroup/memory/memory.limit_in_bytes", f"{2**63 - 4096}\n")
