@@ -621,16 +621,19 @@ SN_API int sn_framed_recorded(uint64_t operators, uint64_t uses, uint64_t *compu
 
 /* ---- framed_cap.cpp, taken.cpp: how many frames there are, so that the whole process stays within a cap ----------- */
 
+/* A memory cgroup, with all that is in it: files with its limit and what it holds; memory.stat, and the names there of file
+ * pages that nobody uses, and of those in use: what these have grown by since the first look can go too. */
+typedef struct sn_framed_group {
+  const char *limit, *used, *stat, *idle, *busy;
+} sn_framed_group;
+
 typedef struct sn_framed_cap {
   uint64_t cap_bytes;   /* of this process and its descendants, frames included */
   uint64_t spare_bytes; /* of it, that stays free: for what is taken between two looks */
   uint32_t least_frames, most_frames;
-  /* Or of a memory cgroup, with all that is in it: files with its limit and what it holds; memory.stat, and the names there
-   * of file pages that nobody uses, and of those in use: what these have grown by since the first look can go too. NULL:
-   * cap_bytes counts. */
-  const char *limit, *used, *stat, *idle, *busy;
-  uint32_t sharers;     /* processes that each follow this cgroup */
-  uint32_t reserved;
+  const sn_framed_group *groups; /* or of memory cgroups, each around this process; none: cap_bytes counts */
+  uint32_t n_groups;
+  uint32_t sharers; /* processes that each follow these cgroups */
 } sn_framed_cap;
 
 typedef struct sn_framed_cap_counters {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "frame_pool.h"
 #include "guarded.h"
@@ -25,10 +26,16 @@ constexpr uint64_t kBetweenNs = 100000000;
 constexpr uint64_t kPause = 99;       // times what a look has computed: looks take at most a hundredth of the time
 constexpr uint32_t kCalmLooks = 10;   // with room, before the pool grows into it
 
+struct Group {
+  explicit Group(const sn_framed_group &of)
+      : limit(of.limit), used(of.used), stat(of.stat), idle(of.idle), busy(of.busy) {}
+  std::string limit, used, stat, idle, busy;
+  int64_t busy_at_first = -1;
+};
+
 struct Following {
   sn_framed_cap asked{};
-  std::string limit, used, stat, idle, busy;  // of a cgroup; empty: of this process
-  int64_t busy_at_first = -1;
+  std::vector<Group> groups;            // none: this process
   int64_t seen = 0, anonymous = 0;      // at the last whole look, and its anonymous part
   uint64_t whole_look_ns = 0;           // the next one is not before
   uint32_t calm = 0, room = UINT32_MAX; // looks with room, and the least frames that they allowed
@@ -48,20 +55,27 @@ int64_t number_in(const std::string &path) {
   return strtoll(text, nullptr, 10);
 }
 
-// What the frames of this process may take; INT64_MIN: not known.
-int64_t allowed_in_group(int64_t pool_bytes) {
-  char stat[16384];
-  const int64_t limit = number_in(now.limit), used = number_in(now.used);
-  if (limit < 0 || used < 0) return INT64_MIN;  // the limit is gone: the pool stays as it is
-  int64_t idle = 0;
-  if (sn::read_small(now.stat.c_str(), stat, sizeof stat) > 0) {
-    const int64_t busy = std::max<int64_t>(sn::number_after(stat, now.busy.c_str()), 0);
-    if (now.busy_at_first < 0) now.busy_at_first = busy;
-    idle = std::max<int64_t>(sn::number_after(stat, now.idle.c_str()), 0) + std::max<int64_t>(busy - now.busy_at_first, 0);
+// What the frames of this process may take by the group that allows least; INT64_MIN: not known.
+int64_t allowed_in_groups(int64_t pool_bytes) {
+  int64_t allowed = INT64_MAX;
+  for (Group &group : now.groups) {
+    char stat[16384];
+    const int64_t limit = number_in(group.limit), used = number_in(group.used);
+    if (limit < 0 || used < 0) continue;  // that limit is gone
+    int64_t idle = 0;
+    if (sn::read_small(group.stat.c_str(), stat, sizeof stat) > 0) {
+      const int64_t busy = std::max<int64_t>(sn::number_after(stat, group.busy.c_str()), 0);
+      if (group.busy_at_first < 0) group.busy_at_first = busy;
+      idle = std::max<int64_t>(sn::number_after(stat, group.idle.c_str()), 0) +
+             std::max<int64_t>(busy - group.busy_at_first, 0);
+    }
+    const int64_t room = std::min(limit, kNoLimit) - (used - idle) - static_cast<int64_t>(now.asked.spare_bytes);
+    const int64_t here = pool_bytes + room / std::max(1u, now.asked.sharers);
+    if (here >= allowed) continue;
+    allowed = here;
+    told.taken_bytes = static_cast<uint64_t>(std::max<int64_t>(used - idle - pool_bytes, 0));
   }
-  told.taken_bytes = static_cast<uint64_t>(std::max<int64_t>(used - idle - pool_bytes, 0));
-  const int64_t room = std::min(limit, kNoLimit) - (used - idle) - static_cast<int64_t>(now.asked.spare_bytes);
-  return pool_bytes + room / std::max(1u, now.asked.sharers);
+  return allowed == INT64_MAX ? INT64_MIN : allowed;  // without any limit the pool stays as it is
 }
 
 // Between whole looks, what this process has taken or given back of its own is added. INT64_MIN: not known.
@@ -84,7 +98,7 @@ int64_t allowed_in_process(int64_t pool_bytes) {
 // How many frames there are to be; 0: as many as there are.
 uint32_t wanted(uint32_t pool) {
   constexpr auto kFrame = static_cast<int64_t>(sn::kFrameBytes);
-  const int64_t allowed = now.limit.empty() ? allowed_in_process(pool * kFrame) : allowed_in_group(pool * kFrame);
+  const int64_t allowed = now.groups.empty() ? allowed_in_process(pool * kFrame) : allowed_in_groups(pool * kFrame);
   if (allowed == INT64_MIN) return 0;
   told.looks++;
   told.most_taken_bytes = std::max(told.most_taken_bytes, told.taken_bytes);
@@ -110,7 +124,7 @@ void follow(sn_frames *frames, std::atomic<uint32_t> &pool) {
     Lock lock(&mutex);
     aim = wanted(pool);
   }
-  const uint64_t pause = std::max(kBetweenNs, now.limit.empty() ? 0 : kPause * (sn::computed_ns() - began));
+  const uint64_t pause = std::max(kBetweenNs, now.groups.empty() ? 0 : kPause * (sn::computed_ns() - began));
   const int error = aim == 0 || aim == pool ? 0 : sn_frames_resize(frames, aim);
   sn_frames_facts facts{};
   const bool known = aim != 0 && sn_frames_facts_of(frames, &facts) == 0;
@@ -159,13 +173,7 @@ extern "C" int sn_framed_follow(const sn_framed_cap *cap) {
   return sn::guarded([&] {
     Following following;
     following.asked = *cap;
-    if (cap->limit != nullptr) {
-      following.limit = cap->limit;
-      following.used = cap->used;
-      following.stat = cap->stat;
-      following.idle = cap->idle;
-      following.busy = cap->busy;
-    }
+    for (uint32_t i = 0; i < cap->n_groups; i++) following.groups.emplace_back(cap->groups[i]);
     now = std::move(following);
     look_ns = 0;
     return 0;

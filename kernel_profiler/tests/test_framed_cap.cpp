@@ -173,6 +173,8 @@ void put(const char *name, const std::string &text) {
 
 std::string mib(uint64_t count) { return std::to_string(count * kMiB) + "\n"; }
 
+constexpr sn_framed_group kGroup = {"cap.limit", "cap.used", "cap.stat", "inactive_file", "active_file"};
+
 void the_pool_follows_a_cgroup() {
   put("cap.limit", mib(1000));
   put("cap.used", mib(990));
@@ -180,11 +182,8 @@ void the_pool_follows_a_cgroup() {
   sn_framed_cap cap{};
   cap.least_frames = 2;
   cap.most_frames = 24;
-  cap.limit = "cap.limit";
-  cap.used = "cap.used";
-  cap.stat = "cap.stat";
-  cap.idle = "inactive_file";
-  cap.busy = "active_file";
+  cap.groups = &kGroup;
+  cap.n_groups = 1;
   cap.sharers = 1;
   Tensors tensors(24, 10, 12);
   CHECK(sn_framed_follow(&cap) == 0);
@@ -217,17 +216,44 @@ void the_pool_follows_a_cgroup() {
   CHECK(told().frames == 2 && told().most_frames == 17 && told().least_frames == 2);
 }
 
+// A neighbour fills the group around ours, which had more room than ours at the start.
+void the_cgroup_that_allows_least_counts() {
+  put("cap.limit", mib(1000));
+  put("cap.used", mib(1000));
+  put("cap.stat", "inactive_file 0\nactive_file 0\n");
+  put("around.limit", mib(5000));
+  put("around.used", mib(4000));
+  put("around.stat", "inactive_file " + mib(4) + "active_file 0\n");
+  const sn_framed_group groups[] = {kGroup, {"around.limit", "around.used", "around.stat", "inactive_file", "active_file"}};
+  sn_framed_cap cap{};
+  cap.least_frames = 2;
+  cap.most_frames = 24;
+  cap.groups = groups;
+  cap.n_groups = 2;
+  Tensors tensors(24, 10, 12);
+  CHECK(sn_framed_follow(&cap) == 0);
+  tensors.look();
+  CHECK(told().frames == 10 && told().taken_bytes == (1000 - 20) * kMiB);
+  put("around.used", mib(5010));  // 6 too much
+  tensors.look();
+  CHECK(told().frames == 7 && told().taken_bytes == (5010 - 4 - 20) * kMiB);
+  put("around.limit", "max\n");
+  put("cap.used", mib(1004));
+  tensors.look();
+  CHECK(told().frames == 5);
+  for (const char *name : {"cap.limit", "cap.used", "cap.stat", "around.limit", "around.used", "around.stat"})
+    CHECK(unlink(name) == 0);
+}
+
 void refused_memory_is_told_and_asked_for_again() {
   put("cap.limit", mib(1000));
   put("cap.used", mib(900));
   sn_framed_cap cap{};
   cap.least_frames = 2;
   cap.most_frames = 8;
-  cap.limit = "cap.limit";
-  cap.used = "cap.used";
-  cap.stat = "cap.none";
-  cap.idle = "inactive_file";
-  cap.busy = "active_file";
+  const sn_framed_group group = {"cap.limit", "cap.used", "cap.none", "inactive_file", "active_file"};
+  cap.groups = &group;
+  cap.n_groups = 1;
   Tensors tensors(8, 4, 4, SN_FRAMES_SMALL_PAGES);
   CHECK(sn_framed_follow(&cap) == 0);
   for (int i = 1; i < kCalm; i++) tensors.look();
@@ -261,6 +287,7 @@ int main() {
   shared_memory_is_not_taken_for_frames(populates_nothing);
   the_pool_follows_the_process();
   the_pool_follows_a_cgroup();
+  the_cgroup_that_allows_least_counts();
   refused_memory_is_told_and_asked_for_again();
   what_means_nothing_is_refused();
 }

@@ -46,8 +46,11 @@ void the_cap_is_followed_or_not() {
   sn_framed_cap cap{};
   cap.least_frames = cap.most_frames = kFrames;
   cap.cap_bytes = uint64_t{1} << 50;
-  cap.limit = cap.used = cap.stat = cap.idle = cap.busy = "/a/path/longer/than/what/a/string/holds/by/itself";
-  CHECK(each_fails([&] { return sn_framed_follow(&cap); }, [] {}) >= 5);
+  const char *const path = "/a/path/longer/than/what/a/string/holds/by/itself";
+  const sn_framed_group group = {path, path, path, path, path};
+  cap.groups = &group;
+  cap.n_groups = 1;
+  CHECK(each_fails([&] { return sn_framed_follow(&cap); }, [] {}) >= 6);
 }
 
 // One that finds no memory for its row comes from elsewhere, and is counted.

@@ -25,16 +25,15 @@ class LimitedGroup(NamedTuple):
     busy: str
 
 
-def tightest_group(root: Path = Path("/")) -> LimitedGroup | None:
-    """The memory cgroup of this process that has least left; None without a limit."""
-    found = [group for folder, form in _groups(root) if (group := _limited(folder, form)) is not None]
-    return min(found, default=None)
+def limited_groups(root: Path = Path("/")) -> list[LimitedGroup]:
+    """The memory cgroups around this process that have a limit, the one that has least left first."""
+    return sorted(group for folder, form in _groups(root) if (group := _limited(folder, form)) is not None)
 
 
 def room_bytes(root: Path = Path("/")) -> int | None:
     """What the tightest memory cgroup of this process has left; None without a limit."""
-    group = tightest_group(root)
-    return None if group is None else group.room_bytes
+    groups = limited_groups(root)
+    return groups[0].room_bytes if groups else None
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -57,8 +56,7 @@ def host_bytes() -> int:
 
 def reachable_bytes(root: Path = Path("/")) -> int:
     """Memory that this process may ever have: what the host has, or less where its container is limited."""
-    group = tightest_group(root)
-    return host_bytes() if group is None else min(host_bytes(), group.limit_bytes)
+    return min([host_bytes(), *(group.limit_bytes for group in limited_groups(root))])
 
 
 def most_mappings(root: Path = Path("/")) -> int:

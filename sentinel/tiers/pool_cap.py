@@ -29,7 +29,8 @@ _U64, _U32, _I32, _TEXT = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32, ctyp
 
 @dataclass(frozen=True)
 class PoolCap:
-    """`cap_bytes`: of this process and its descendants, or of `group`, its memory cgroup with all that is in it.
+    """`cap_bytes`: of this process and its descendants, or of the first of `groups`, the memory cgroups around it, each
+    with all that is in it: the one that had least left. Later another one may.
     `taken_bytes`: of that, when looked at, frames apart. `spare_bytes`: stays free, for what is taken between two looks
     and for tensors that do not live in frames. `pool_bytes`: the rest, in whole frames, at most what the user allows;
     of a cgroup the part of one of `ranks` processes. The pool follows within `least_bytes` and `most_bytes`."""
@@ -40,7 +41,7 @@ class PoolCap:
     pool_bytes: int
     least_bytes: int
     most_bytes: int
-    group: LimitedGroup | None
+    groups: tuple[LimitedGroup, ...]
     ranks: int
 
     @classmethod
@@ -53,11 +54,13 @@ class PoolCap:
         """
         if cap is None and fast_bytes is not None:
             return None
-        group = limits.tightest_group() if cap is None else None
-        if cap is None and (group is None or group.limit_bytes >= limits.host_bytes()):
-            return None
-        if group is not None:
-            cap_bytes, taken, ranks = group.limit_bytes, group.limit_bytes - group.room_bytes, max(ranks, 1)
+        groups: tuple[LimitedGroup, ...] = ()
+        if cap is None:
+            host_bytes = limits.host_bytes()
+            groups = tuple(group for group in limits.limited_groups() if group.limit_bytes < host_bytes)
+            if not groups:
+                return None
+            cap_bytes, taken, ranks = groups[0].limit_bytes, groups[0].limit_bytes - groups[0].room_bytes, max(ranks, 1)
         else:
             cap_bytes, taken, ranks = _size(cap), taken_bytes(), 1
         most = min(cap_bytes if fast_bytes is None else fast_bytes, cap_bytes) // FRAME_BYTES * FRAME_BYTES
@@ -66,27 +69,27 @@ class PoolCap:
         pool = min((cap_bytes - taken - spare) // ranks // FRAME_BYTES * FRAME_BYTES, most)
         if pool < least:
             raise _too_small(cap, cap_bytes, taken, spare, least * ranks)
-        return cls(cap_bytes, taken, spare, pool, least, most, group, ranks)
+        return cls(cap_bytes, taken, spare, pool, least, most, groups, ranks)
 
     def follow(self) -> None:
         """From now on the frames that tensors live in become fewer or more, as other memory grows or shrinks."""
+        groups = (_Group * len(self.groups))(*(_files_of(group) for group in self.groups))
         asked = _Cap(
             cap_bytes=self.cap_bytes,
             spare_bytes=self.spare_bytes,
             least_frames=self.least_bytes // FRAME_BYTES,
             most_frames=self.most_bytes // FRAME_BYTES,
+            groups=groups,
+            n_groups=len(groups),
             sharers=self.ranks,
         )
-        if self.group is not None:
-            asked.limit, asked.used, asked.stat = map(os.fsencode, self.group[2:5])
-            asked.idle, asked.busy = self.group.idle.encode(), self.group.busy.encode()
         follow = native.function("sn_framed_follow", _I32, ctypes.c_void_p)
         native.check("sn_framed_follow", follow(ctypes.byref(asked)))
 
     @property
     def whose(self) -> str:
         """What the cap bounds, in words."""
-        return "this process and its children" if self.group is None else "this process's memory cgroup"
+        return "this process and its children" if not self.groups else "this process's memory cgroup"
 
 
 class PoolNow(NamedTuple):
@@ -127,19 +130,19 @@ def taken_bytes() -> int:
     return native.check("sn_taken_bytes", result)
 
 
+class _Group(ctypes.Structure):
+    _fields_ = tuple((name, _TEXT) for name in ("limit", "used", "stat", "idle", "busy"))
+
+
 class _Cap(ctypes.Structure):
     _fields_ = (
         ("cap_bytes", _U64),
         ("spare_bytes", _U64),
         ("least_frames", _U32),
         ("most_frames", _U32),
-        ("limit", _TEXT),
-        ("used", _TEXT),
-        ("stat", _TEXT),
-        ("idle", _TEXT),
-        ("busy", _TEXT),
+        ("groups", ctypes.POINTER(_Group)),
+        ("n_groups", _U32),
         ("sharers", _U32),
-        ("reserved", _U32),
     )
 
 
@@ -149,6 +152,11 @@ class _Now(ctypes.Structure):
         *((name, _U32) for name in PoolNow._fields[5:9]),
         ("failed_errno", _I32),
     )
+
+
+def _files_of(group: LimitedGroup) -> _Group:
+    limit, used, stat = (os.fsencode(path) for path in (group.limit, group.used, group.stat))
+    return _Group(limit, used, stat, group.idle.encode(), group.busy.encode())
 
 
 def _size(cap: str | int | None) -> int:

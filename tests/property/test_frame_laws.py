@@ -108,7 +108,7 @@ class Job:
         group = LimitedGroup(0, LIMIT_BYTES, self.limit, self.used, self.stat, "idle", "busy")
         self.leave_room(MOST_FRAMES)
         least, most = LEAST_FRAMES * FRAME_BYTES, MOST_FRAMES * FRAME_BYTES
-        PoolCap(LIMIT_BYTES, 0, 0, most, least, most, group, 1).follow()
+        PoolCap(LIMIT_BYTES, 0, 0, most, least, most, (group,), 1).follow()
         (self.pool,) = [int(name) for name in os.listdir("/proc/self/fd") if _is_pool(name)]
 
     def leave_room(self, frames: int) -> None:

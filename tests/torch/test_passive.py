@@ -539,7 +539,7 @@ def test_the_page_shows_what_is_known_without_a_plan(folder: Path) -> None:
 def test_what_cannot_be_is_refused_before_anything_changes(
     asked: dict[str, Any], says: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "tightest_group", lambda *_: None)
+    monkeypatch.setattr(limits, "limited_groups", lambda *_: [])
     monkeypatch.delenv(scratch_disk.NAMED, raising=False)
     monkeypatch.setattr(scratch_disk, "mounts", lambda root: ())
     monkeypatch.setattr(scratch_disk, "mount_of", lambda path, root: Mount(Path("/"), "ext4"))
@@ -663,7 +663,7 @@ def test_a_container_that_may_have_more_than_the_host_has_left_is_refused_in_wor
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = LimitedGroup(1 << 30, 1 << 30, tmp_path, tmp_path, tmp_path, "idle", "busy")
-    monkeypatch.setattr(limits, "tightest_group", lambda *_: group)
+    monkeypatch.setattr(limits, "limited_groups", lambda *_: [group])
     monkeypatch.setattr(limits, "host_bytes", lambda: 2 << 30)
     monkeypatch.setattr(limits, "available_bytes", lambda: 512 << 20)
     says = r"^the container's limit allows tensors 896.00 MiB .* has 512.00 MiB left; give fast, at most 512MiB"
@@ -701,24 +701,29 @@ def test_under_a_cap_the_pool_is_what_the_rest_leaves(folder: Path) -> None:
     assert told.resident_bytes <= told.pool_bytes * 1.01
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "fills"), [(1, "own"), (2, "own"), (1, "around")])
 def test_the_default_is_what_the_container_leaves(
-    ranks: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, fills: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, nbytes in (("limit", 1 << 30), ("used", 800 << 20)):
-        (tmp_path / name).write_text(f"{nbytes}\n")
-    (tmp_path / "stat").write_text(f"idle {4 << 20}\n")
-    limit, used, stat = (tmp_path / name for name in ("limit", "used", "stat"))
-    group = LimitedGroup(228 << 20, 1 << 30, limit, used, stat, "idle", "busy")
-    monkeypatch.setattr(limits, "tightest_group", lambda *_: group)
+    """Also where it is a cgroup around the container that fills later, as that of a pod or a slice."""
+
+    def group(name: str, limit_mib: int, used_mib: int) -> LimitedGroup:
+        limit, used, stat = (tmp_path / f"{name}.{file}" for file in ("limit", "used", "stat"))
+        limit.write_text(f"{limit_mib << 20}\n")
+        used.write_text(f"{used_mib << 20}\n")
+        stat.write_text(f"idle {4 << 20}\n")
+        return LimitedGroup(limit_mib - used_mib + 4 << 20, limit_mib << 20, limit, used, stat, "idle", "busy")
+
+    groups = [group("own", 1024, 800), group("around", 2048, 1024)]
+    monkeypatch.setattr(limits, "limited_groups", lambda *_: groups)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    monkeypatch.setattr(limits, "host_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(limits, "host_bytes", lambda: 4 << 30)
     begin(folder, None)
     told = sentinel.report().setup.storage
     assert told.spare_bytes == 128 << 20
     assert told.pool_bytes == (228 - 128) // ranks << 20
     assert "is the cap on this process's memory cgroup" in " ".join(sentinel.report().text().split())
-    (tmp_path / "used").write_text(f"{928 << 20}\n")
+    (tmp_path / f"{fills}.used").write_text(f"{(928 if fills == 'own' else 1952) << 20}\n")
     native.function("sn_framed_look", None)()
     torch.ones(1 << 20)
     over = (928 - 4 + 128 - 1024) // ranks << 20
