@@ -42,7 +42,7 @@ class TrainingJob:
         self._found: Ordinals[Optimizer] = Ordinals()  # made later: the job may drop one, and its state is to go then
         self.left_in_place: list[tuple[str, int, str]] = []
         self._watched: WeakSet[Optimizer] = WeakSet()  # those that may have a hook of ours
-        self._unrelated: WeakSet[Optimizer] = WeakSet()
+        self._heard: WeakSet[Optimizer] = WeakSet()  # that have stepped: whether they are the job's is known
         self._followed: WeakSet[nn.Module | Optimizer] = WeakSet()  # those whose tensors were in managed memory
         self._unmoved: frozenset[int] = frozenset()  # addresses of what `adopt` left in place
         self._turn = 0  # parameters are looked at in turn
@@ -98,10 +98,11 @@ class TrainingJob:
         register_optimizer_step_post_hook(hooks.Owned(self, self._after_any_step))
 
     def _after_any_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if RUNTIME.sink is None or optimizer in self._unrelated or any(optimizer is own for own in self.optimizers):
+        if RUNTIME.sink is None or optimizer in self._heard:  # else a step of n optimizers looks at n² of them
             return
-        if not _trains(optimizer, [param for _, param in names.parameters(self.models)]):
-            self._unrelated.add(optimizer)
+        own = any(optimizer is own for own in self.optimizers)
+        if own or not _trains(optimizer, [param for _, param in names.parameters(self.models)]):
+            self._heard.add(optimizer)
             return
         self._found.join(optimizer)
         if not any(optimizer is annotated for annotated in annotate.annotated()[1]):

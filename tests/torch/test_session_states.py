@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
 from sentinel.core.layer_cycle import ROUNDS  # noqa: E402
+from sentinel.runtime import RUNTIME  # noqa: E402
 from sentinel.session.applying_plans import ApplyingPlans  # noqa: E402
 from sentinel.session.context import SessionContext  # noqa: E402
 from sentinel.session.profiling import STATE_WAS_BORN, Profiling  # noqa: E402
@@ -193,6 +195,36 @@ def test_the_ticks_of_the_profiled_step_list_no_optimizers(monkeypatch: pytest.M
     assert listed == [0]
     session.end_profile()
     session.stop()
+
+
+def test_a_step_lists_optimizers_only_for_one_that_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a step of one optimizer for each parameter took time with the square of their number."""
+    listed, optimizers = [0], TrainingJob.optimizers
+
+    def counted(job: TrainingJob) -> Any:
+        listed[0] += 1
+        return optimizers.__get__(job)
+
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    other = torch.nn.Parameter(torch.ones(2))
+    given, found, unrelated = (torch.optim.SGD([each], lr=0.1) for each in (model.weight, model.bias, other))
+    job = TrainingJob([model], [given])
+    job.watch_new_optimizers()
+    after = []
+    with monkeypatch.context() as patched:
+        patched.setattr(RUNTIME, "sink", SimpleNamespace(step_boundary=lambda: None))
+        patched.setattr(TrainingJob, "optimizers", property(counted))
+        for _ in range(4):
+            for each in (given, found, unrelated):
+                each.step()
+            after.append(listed[0])
+    try:
+        assert job.optimizers == [given, found]
+    finally:
+        job.close()
+    assert after[0] > 0
+    assert after[1:] == [after[1]] * 3
 
 
 def test_a_saved_plan_is_checked_then_applied(tmp_path: Path) -> None:
