@@ -269,6 +269,8 @@ class Engine:
             if agenda.dead[layer]:
                 stall += self._release(agenda.dead[layer], keep=True)
             stall += self._start_moves_and_births(layer)
+        if self._has_pages:
+            self._block_mover.look_at(self._audit.in_passing(self._blocks), self._recorder.step, layer)
         self._recorder.begin_layer(now, stall)
 
     def _start_moves_and_births(self, layer: int) -> int:
@@ -305,7 +307,7 @@ class Engine:
         self._audit.hurry()
 
     def _look_for_strays(self, layer: int) -> None:
-        """`layer` begins: look at the pages of some blocks."""
+        """`layer` begins: look at the pages of blocks that promotions are to wait for."""
         ended = (layer or self._plan.n_layers) - 1
         totals, step = self._recorder.totals, self._recorder.step
         self._audit.forked(self._mover.forks())

@@ -9,13 +9,15 @@ Migrations that fail may be a sign of the latter, so after the first that failed
 is looked at within HURRIED_STEPS; so it is where tensors were loaded in mid-session.
 
 To look at a block takes as long as to ask for each of its pages: 0.1 to 0.3 s a GiB. So a step looks at a share of the
-bytes, in turn, and no promotion waits for it, but for the first FIRST_BYTES that were written after a fork.
+bytes, in turn, and a layer at a part of that, behind the moves that begin with it. Only for the first FIRST_BYTES that
+were written after a fork do promotions wait.
 
 That is the kernel's doing, and an outcome in the report; it does not break the budget of ours.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -79,6 +81,9 @@ class PageAudit:
         bounds = np.searchsorted(rows["layer"], np.arange(plan.n_layers + 1)).tolist()
         self._written: list[tuple[int, ...]] = [tuple(written[begin:end]) for begin, end in pairwise(bounds)]
         self._first_room = FIRST_BYTES  # of this step
+        self._n_layers = plan.n_layers
+        self._in_passing: deque[int] = deque()  # blocks that no promotion waits for
+        self._each_layer = 0  # so many of them
         self._suspects: dict[int, int] = {}  # block -> checks at the end of a step that it still has to pass
         self._why = _OTHER
         self._next_failures = 1  # after so many failures, all are looked at
@@ -109,14 +114,14 @@ class PageAudit:
         self._why = _FORK
 
     def after_layer(self, layer: int, blocks: Blocks) -> list[Check]:
-        """What to look at as `layer`, not the last one of the step, has ended."""
+        """What promotions wait for as `layer`, not the last one of the step, has ended."""
         if not self._suspects:  # as in most ticks
             return []
         return [self._check(block, blocks, first=True) for block in self._come_first(layer, blocks)]
 
     def after_step(self, layer: int, step: int, failures: int, blocks: Blocks) -> list[Check]:
-        """What to look at as `layer`, the last one of the step, has ended and `step` begins, when so many moves have
-        failed until now."""
+        """What promotions wait for as `layer`, the last one of the step, has ended and `step` begins, when so many
+        moves have failed until now. What else this step is to look at, `in_passing` tells."""
         if not self._suspects:
             self._why = _OTHER
         if failures >= self._next_failures:  # at least twice as many as when this was last true
@@ -135,7 +140,19 @@ class PageAudit:
         for block in (block for turn in turns for block in self._turns[turn]):
             if blocks.held[block] and block not in blocks.under_way:
                 checks.setdefault(block, False)
-        return [self._check(block, blocks, first=first) for block, first in checks.items()]
+        self._in_passing.extend(block for block, first in checks.items() if not first)
+        self._each_layer = -(-len(self._in_passing) // self._n_layers)
+        return [self._check(block, blocks, first=True) for block, first in checks.items() if first]
+
+    def in_passing(self, blocks: Blocks) -> list[Check]:
+        """What to look at once the moves that begin with a layer are under way: those ask for the pages of their blocks
+        themselves."""
+        now = [self._in_passing.popleft() for _ in range(min(self._each_layer, len(self._in_passing)))]
+        return [
+            self._check(block, blocks, first=False)
+            for block in now
+            if blocks.held[block] and block not in blocks.under_way
+        ]
 
     def _check(self, block: int, blocks: Blocks, *, first: bool) -> Check:
         here = blocks.tier[block]

@@ -19,6 +19,9 @@ from sentinel.core.run import OUTCOMES, Run
 from sentinel.core.uses import block_uses
 from sentinel.migration.engine import Engine
 from sentinel.migration.job_memory import JobMemory
+from sentinel.migration.move import Move
+from sentinel.migration.moves import Begun
+from sentinel.migration.page_audit import HURRIED_STEPS, Check
 from sentinel.migration.run_recorder import FIRST_STEPS, LAST_STEPS
 from sentinel.migration.trials import BETWEEN, TRIES
 from sentinel.simulator import simulate
@@ -59,6 +62,41 @@ def test_a_plan_without_migrations_moves_delays_and_stalls_nothing() -> None:
     assert run.events == ()
     assert run.emulated
     assert run.kind == "executed"
+
+
+def test_the_moves_of_a_layer_do_not_wait_for_looks_at_all_that_a_step_looks_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mover takes moves in the order of submission: a look ahead of a promotion makes it late."""
+    profile = make_profile([param(f"p{i}", MIB, range(1, 4)) for i in range(64)], 4)
+    moves = [(63, 0, 1, 3, 4), (63, 1, 0, 0, 1)]  # a promotion that begins with layer 0
+    plan = persistent_plan(profile, [1] * 64, moves, fast_bytes=4 * MIB)
+    machine = emulated_machine(4 * MIB, slow_bw=100 * GB)
+    asked: list[tuple[int, str, int]] = []
+    with applied(plan, profile, machine) as running:
+        engine, mover = running.engine, running.engine._block_mover
+        begin, look_at = mover.begin, mover.look_at
+
+        def noted_begin(moves: list[Move]) -> Begun:
+            asked.extend((move.layer, "move", move.block) for move in moves)
+            return begin(moves)
+
+        def noted_look(checks: list[Check], step: int, layer: int) -> None:
+            asked.extend((layer, "look", check.block) for check in checks)
+            look_at(checks, step, layer)
+
+        monkeypatch.setattr(mover, "begin", noted_begin)
+        monkeypatch.setattr(mover, "look_at", noted_look)
+        engine._has_pages = True
+        engine.look_soon()
+        for layer in (1, 2, 3, 0, 1, 2, 3):
+            running.let_land()
+            running.tick(layer)
+    looks = [(layer, block) for layer, kind, block in asked if kind == "look"]
+    assert [layer for layer, _ in looks] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len({block for _, block in looks}) == 64 // HURRIED_STEPS
+    at_0 = [kind for layer, kind, _ in asked if layer == 0]
+    assert at_0 == ["move", "look", "look"]
 
 
 def test_what_lives_in_slow_memory_is_delayed_by_what_its_accesses_cost() -> None:

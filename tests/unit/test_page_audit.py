@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -47,6 +48,8 @@ class Stage:
                 found = self.audit.report()
                 self.told += [found] if found is not None else []
                 step, checks = number + 1, self.audit.after_step(3, number + 1, self.failures, self.blocks)
+            assert all(check.first for check in checks)
+            checks += self.audit.in_passing(self.blocks)
             looked += [(check.block, step, layer) for check in checks]
             self.first |= {(check.block, layer) for check in checks if check.first}
         return looked
@@ -102,12 +105,14 @@ def test_after_a_fork_the_rest_is_looked_at_a_share_at_a_time() -> None:
     """What is written is looked at when its layer ends, and promotions wait; of all else away, a part each step."""
     stage = Stage(make_profile([param(f"p{i}", MIB, [1]) for i in range(32)], 4), slow=True)
     stage.forks = 1
-    at_step_end = []
+    in_steps = []
     for step in range(1, 1 + 3 * HURRIED_STEPS):
-        looked = [block for block, _, layer in stage.step(step) if layer == 0]
-        assert len(looked) <= 32 // HURRIED_STEPS + 1  # and one that is audited
-        at_step_end.append(looked)
-    assert {block for looked in at_step_end[:HURRIED_STEPS] for block in looked} == set(range(32))
+        looked = [(block, layer) for block, _, layer in stage.step(step)]
+        rest = [(block, layer) for block, layer in looked if (block, layer) not in stage.first]
+        assert len(rest) <= 32 // HURRIED_STEPS + 4  # and what is audited
+        assert max(Counter(layer for _, layer in rest).values(), default=0) <= 2  # a layer looks at its part
+        in_steps.append(looked)
+    assert {block for looked in in_steps[: HURRIED_STEPS + 1] for block, _ in looked} == set(range(32))
     assert stage.first == {(A, 2), (B, 2)}
 
 
@@ -123,8 +128,10 @@ def test_after_a_fork_promotions_wait_for_a_bounded_part_of_what_a_layer_wrote()
     audit.forked(1)
     seen: set[int] = set()
     for step in range(1, 1 + 2 * HURRIED_STEPS):
-        checks = [check for layer in (0, 1, 2) for check in audit.after_layer(layer, blocks)]
-        checks += audit.after_step(3, step, 0, blocks)
+        checks = [
+            check for layer in (0, 1, 2) for check in (*audit.after_layer(layer, blocks), *audit.in_passing(blocks))
+        ]
+        checks += [*audit.after_step(3, step, 0, blocks), *audit.in_passing(blocks)]
         first = [check.block for check in checks if check.first]
         assert part * len(first) <= FIRST_BYTES
         assert part * len(checks) <= FIRST_BYTES + part * (n // HURRIED_STEPS + n // AUDIT_STEPS + 2)
