@@ -4,8 +4,9 @@
 // such events no ring across processors; then nothing is missed. On a large machine that would be tens of thousands:
 // where they are more than half of what the limit on open files leaves, each thread has one event on any processor,
 // nothing is inherited, and a thread born meanwhile is told of by its parent's event: it is watched from then on, and
-// counted as late. Where not even those fit, the reader refuses. Rings are pinned memory: together they take
-// kAllRingsBytes at most, in equal parts, and less where the host's limit on locked memory says so.
+// counted as late; the event of one that has ended makes room. Where not even those fit, the reader refuses. Rings are
+// pinned memory: together they take kAllRingsBytes at most, in equal parts, and less where the host's limit on locked
+// memory says so.
 #include <dirent.h>
 #include <errno.h>
 #include <linux/perf_event.h>
@@ -33,13 +34,15 @@ namespace {
 constexpr uint64_t kAllRingsBytes = uint64_t{64} << 20;
 constexpr uint64_t kRingBytes = uint64_t{16} << 20;
 constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
-constexpr size_t kMoreThreads = 64;  // born while we watch, where each has a ring of its own
+constexpr size_t kMoreThreads = 64;  // at a time, born while we watch, where each has a ring of its own
 
 struct Ring {
-  int cpu;  // -1: of one thread
+  int cpu;       // -1: of one thread
+  pid_t thread;  // that, or the first one
   int fd;
   uint8_t *memory;  // a control page, then the records
   uint64_t nbytes;  // of records
+  bool ended;       // with its one thread
 };
 
 struct Watch {
@@ -47,6 +50,7 @@ struct Watch {
   std::vector<Ring> rings;  // has room for all that may come
   std::set<pid_t> threads;  // that are watched
   std::vector<pollfd> waits;  // the drainer's, as large as it may become
+  bool other_rings = false;   // than `waits` has
   std::thread drainer;
 };
 
@@ -80,13 +84,19 @@ long open_event(pid_t thread, int cpu) {
   return sn_system(SYS_perf_event_open, sn::arg(&attributes), thread, cpu, -1, PERF_FLAG_FD_CLOEXEC, 0);
 }
 
-int add_ring(int cpu, int fd) {
+int add_ring(int cpu, pid_t thread, int fd) {
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   if (watched.rings.size() == watched.rings.capacity()) return -ENOSPC;
   const long mapped = sn::map(0, ring_bytes + page, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
   if (mapped < 0) return static_cast<int>(mapped);
-  watched.rings.push_back(Ring{cpu, fd, reinterpret_cast<uint8_t *>(mapped), ring_bytes});
+  watched.rings.push_back(Ring{cpu, thread, fd, reinterpret_cast<uint8_t *>(mapped), ring_bytes, false});
+  watched.other_rings = true;
   return 0;
+}
+
+void close_ring(const Ring &ring) {
+  sn::unmap(reinterpret_cast<uintptr_t>(ring.memory), ring.nbytes + static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
+  shut(ring.fd);
 }
 
 int watch(pid_t thread, int cpu) {
@@ -100,7 +110,7 @@ int watch(pid_t thread, int cpu) {
       watched.events.push_back(fd);
       return static_cast<int>(sn_system(SYS_ioctl, fd, PERF_EVENT_IOC_SET_OUTPUT, ring.fd, 0, 0, 0));
     }
-  const int error = add_ring(cpu, fd);
+  const int error = add_ring(cpu, thread, fd);
   if (error != 0) shut(fd);
   return error;
 }
@@ -151,7 +161,7 @@ uint64_t word_at(const Ring &ring, uint64_t position) {
 }
 
 // Whether threads have come or gone.
-bool drain(const Ring &ring) {
+bool drain(Ring &ring) {
   auto *control = reinterpret_cast<perf_event_mmap_page *>(ring.memory);
   uint64_t tail = control->data_tail;
   bool changed = false;
@@ -165,7 +175,11 @@ bool drain(const Ring &ring) {
       if (cell != nullptr) cell->note(false);
       if (cell == nullptr && sn::touched.should_hold(address)) sn::touch_lost++;
     }
-    if (type == PERF_RECORD_EXIT) watched.threads.erase(static_cast<pid_t>(word_at(ring, tail + 16)));  // free for another
+    if (type == PERF_RECORD_EXIT) {
+      const auto thread = static_cast<pid_t>(word_at(ring, tail + 16));
+      watched.threads.erase(thread);  // its number is free for another
+      ring.ended |= ring.cpu < 0 && ring.thread == thread;
+    }
     changed |= type == PERF_RECORD_FORK || type == PERF_RECORD_EXIT;
     tail += raw >> 48;
   }
@@ -173,11 +187,29 @@ bool drain(const Ring &ring) {
   return changed;
 }
 
+// Faults that found a ring full. Before Linux 6.0 the kernel doesn't tell: EINVAL at open.
+uint64_t lost_by(int fd) {
+  uint64_t counts[2] = {};
+  return sn_system(SYS_read, fd, sn::arg(counts), sizeof counts, 0, 0, 0) == sizeof counts ? counts[1] : 0;
+}
+
+void close_ended() {
+  std::vector<Ring> &rings = watched.rings;
+  const auto ended = std::partition(rings.begin(), rings.end(), [](const Ring &ring) { return !ring.ended; });
+  watched.other_rings |= ended != rings.end();
+  for (auto ring = ended; ring != rings.end(); ++ring) {
+    sn::touch_lost += lost_by(ring->fd);
+    close_ring(*ring);
+  }
+  rings.erase(ended, rings.end());
+}
+
 int drain_all() {
   std::lock_guard<std::mutex> held(draining);
   bool changed = false;
-  for (const Ring &ring : watched.rings) changed |= drain(ring);
+  for (Ring &ring : watched.rings) changed |= drain(ring);
   if (!changed) return 0;
+  close_ended();
   uint64_t found = 0;
   const int error = sn::guarded([&] { return watch_threads(0, &found); });
   sn::touch_late += found;
@@ -192,11 +224,12 @@ void lay_out_waits() {
   watched.waits.clear();  // its memory stays
   watched.waits.push_back(pollfd{wake_up, POLLIN, 0});
   for (const Ring &ring : watched.rings) watched.waits.push_back(pollfd{ring.fd, POLLIN, 0});
+  watched.other_rings = false;
 }
 
-bool rings_came() {
+bool other_rings() {
   std::lock_guard<std::mutex> held(draining);
-  return watched.waits.size() <= watched.rings.size();
+  return watched.other_rings;
 }
 
 void serve() {
@@ -207,14 +240,8 @@ void serve() {
     drain_all();
     for (pollfd &wait : waits)
       if ((wait.revents & POLLHUP) != 0) wait.fd = -1;  // its thread has ended, and would wake us for ever
-    if (rings_came()) lay_out_waits();
+    if (other_rings()) lay_out_waits();
   }
-}
-
-// Faults that found a ring full. Before Linux 6.0 the kernel doesn't tell: EINVAL at open.
-uint64_t lost_by(int fd) {
-  uint64_t counts[2] = {};
-  return sn_system(SYS_read, fd, sn::arg(counts), sizeof counts, 0, 0, 0) == sizeof counts ? counts[1] : 0;
 }
 
 uint64_t count_of(const char *folder) {
@@ -237,10 +264,7 @@ uint64_t spare_descriptors() {
 void close_all() {
   for (int fd : watched.events) shut(fd);
   watched.events.clear();
-  for (const Ring &ring : watched.rings) {
-    sn::unmap(reinterpret_cast<uintptr_t>(ring.memory), ring.nbytes + static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
-    shut(ring.fd);
-  }
+  for (const Ring &ring : watched.rings) close_ring(ring);
   watched.rings.clear();
   watched.threads.clear();
 }

@@ -305,6 +305,42 @@ void few_descriptors() {
   for (std::thread &thread : crew.threads) thread.join();
 }
 
+// More than there are rings for, one after the other: the ring of one that has ended serves the next.
+void threads_come_and_go() {
+  if (sysconf(_SC_NPROCESSORS_CONF) < 2 || !start()) return;
+  stop();
+  constexpr int kBorn = 40;  // of rings there are 17 at most
+  rlimit before;
+  CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  Crew crew;
+  for (uint64_t i = 0; i < 10; i++) crew.add(kBorn + 1, 50 + 40 * i);
+  CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
+  const int open = open_descriptors();
+  allow_descriptors(static_cast<rlim_t>(open + 34));
+  CHECK(sn_touch_start(reader, nullptr, kPages) == 0);
+  CHECK(sn_touch_mark(0) == 0);
+  for (int i = 0; i < kBorn; i++) {
+    crew.add(i + 1, 500 + 2 * static_cast<uint64_t>(i));
+    CHECK(sn_touch_mark(i + 1) == 0);
+    crew.tell(i + 1, i + 1);
+    crew.threads.back().join();
+    crew.threads.pop_back();
+    CHECK(open_descriptors() <= open + 17);
+  }
+  crew.tell(kBorn + 1, kBorn + 10);
+  CHECK(sn_touch_mark(-1) == 0);
+  CHECK(sn_touch_stop() == 0);
+  allow_descriptors(before.rlim_cur);
+  sn_touch_state state;
+  sn_touch_quality(&state);
+  CHECK(state.lost == 0 && state.late == kBorn);
+  std::map<uint64_t, Counts> found = counts();
+  for (uint64_t i = 0; i < kBorn; i++) CHECK(found[500 + 2 * i].touched == 1);
+  for (uint64_t i = 0; i < 10; i++) CHECK(found[50 + 40 * i].touched == 1);
+  CHECK(sn_arm_unback() == 0 && open_descriptors() <= open);
+  for (std::thread &thread : crew.threads) thread.join();
+}
+
 std::atomic<bool> opening{false}, opened{false};
 
 // Of a thread that was born: the drainer is busy with what it keeps of threads.
@@ -385,6 +421,7 @@ int main() {
   }
   reader = SN_TOUCH_PERF;
   few_descriptors();
+  threads_come_and_go();
   a_fork_waits_until_the_drainer_has_changed_what_it_keeps();
   reader = SN_TOUCH_UFFD;
   a_fault_that_cannot_be_answered_is_lost_and_its_thread_goes_on();
