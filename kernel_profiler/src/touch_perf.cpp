@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -261,6 +262,16 @@ uint64_t spare_descriptors() {
   return limit.rlim_cur > used ? (limit.rlim_cur - used) / 2 : 0;
 }
 
+// One more than the highest number of a processor. The C library's count is too small where it finds no /sys and a
+// container's /proc/stat tells only of processors that the container may use, numbered anew.
+int cpus_end() {
+  uint64_t allowed[128] = {};  // of 8192 processors, the most that a kernel is built for
+  sn_system(SYS_sched_getaffinity, 0, sizeof allowed, sn::arg(allowed), 0, 0, 0);
+  int end = 64 * static_cast<int>(std::size(allowed));
+  while (end > 0 && (allowed[(end - 1) / 64] >> (end - 1) % 64 & 1) == 0) end--;
+  return std::max(end, static_cast<int>(sysconf(_SC_NPROCESSORS_CONF)));
+}
+
 void close_all() {
   for (int fd : watched.events) shut(fd);
   watched.events.clear();
@@ -284,7 +295,7 @@ int probe() {
 int open_all() {
   int error = probe();
   if (error != 0) return error;
-  const int cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
+  const int cpus = cpus_end();
   const uint64_t threads = count_of("/proc/self/task"), spare = spare_descriptors();
   by_thread = threads * static_cast<uint64_t>(cpus) >= spare;
   if (by_thread && threads >= spare) return -EMFILE;

@@ -341,6 +341,33 @@ void threads_come_and_go() {
   for (std::thread &thread : crew.threads) thread.join();
 }
 
+std::atomic<bool> opened_beyond{false};
+
+// Of a cpuset with one processor beyond those that the C library counts, as where it finds no /sys.
+long on_a_high_processor(long number, const long a[6]) {
+  const long counted = sysconf(_SC_NPROCESSORS_CONF), high = counted + 5;
+  if (number == SYS_perf_event_open && a[2] >= counted) {
+    opened_beyond = opened_beyond || a[2] == high;
+    return -ENODEV;
+  }
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  if (number == SYS_sched_getaffinity && result > 0) {
+    auto *const words = reinterpret_cast<uint64_t *>(a[2]);
+    words[high / 64] |= uint64_t{1} << high % 64;
+  }
+  return result == -1 ? -errno : result;
+}
+
+void processors_that_the_library_does_not_count_are_watched() {
+  if (!start()) return;
+  stop();
+  sn_system_replace(on_a_high_processor);
+  CHECK(start());
+  stop();
+  sn_system_replace(nullptr);
+  CHECK(opened_beyond);
+}
+
 std::atomic<bool> opening{false}, opened{false};
 
 // Of a thread that was born: the drainer is busy with what it keeps of threads.
@@ -422,6 +449,7 @@ int main() {
   reader = SN_TOUCH_PERF;
   few_descriptors();
   threads_come_and_go();
+  processors_that_the_library_does_not_count_are_watched();
   a_fork_waits_until_the_drainer_has_changed_what_it_keeps();
   reader = SN_TOUCH_UFFD;
   a_fault_that_cannot_be_answered_is_lost_and_its_thread_goes_on();
