@@ -17,9 +17,8 @@ That is the kernel's doing, and an outcome in the report; it does not break the 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +81,7 @@ class PageAudit:
         self._written: list[tuple[int, ...]] = [tuple(written[begin:end]) for begin, end in pairwise(bounds)]
         self._first_room = FIRST_BYTES  # of this step
         self._n_layers = plan.n_layers
-        self._in_passing: deque[int] = deque()  # blocks that no promotion waits for
+        self._in_passing: dict[int, None] = {}  # blocks that no promotion waits for, in order
         self._each_layer = 0  # so many of them
         self._suspects: dict[int, int] = {}  # block -> checks at the end of a step that it still has to pass
         self._why = _OTHER
@@ -140,19 +139,18 @@ class PageAudit:
         for block in (block for turn in turns for block in self._turns[turn]):
             if blocks.held[block] and block not in blocks.under_way:
                 checks.setdefault(block, False)
-        self._in_passing.extend(block for block, first in checks.items() if not first)
+        self._in_passing |= dict.fromkeys(block for block, first in checks.items() if not first)
         self._each_layer = -(-len(self._in_passing) // self._n_layers)
         return [self._check(block, blocks, first=True) for block, first in checks.items() if first]
 
     def in_passing(self, blocks: Blocks) -> list[Check]:
         """What to look at once the moves that begin with a layer are under way: those ask for the pages of their blocks
         themselves."""
-        now = [self._in_passing.popleft() for _ in range(min(self._each_layer, len(self._in_passing)))]
-        return [
-            self._check(block, blocks, first=False)
-            for block in now
-            if blocks.held[block] and block not in blocks.under_way
-        ]
+        now = list(islice(self._in_passing, self._each_layer))
+        for block in now:
+            del self._in_passing[block]
+        there = (block for block in now if blocks.held[block] and block not in blocks.under_way)
+        return [self._check(block, blocks, first=False) for block in there]
 
     def _check(self, block: int, blocks: Blocks, *, first: bool) -> Check:
         here = blocks.tier[block]
