@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = "missed-goals.md"
 MARKS = ("**missed**", "**not held**", "not with that peak, by the bound")
 """As pages spell them; a test finds other spellings."""
-_FIGURE = re.compile(r"[-+−≤≥]? ?[\d.]+(?!×)")
+_FIGURE = re.compile(r"[-+−≤≥]? ?[\d.]++(?!×)")
 _HEAD = """# Goals that are missed
 
 Made from the pages beside it by `python -m benchmarks.missed_goals > docs/missed-goals.md`; a test compares it. Each
@@ -53,7 +53,7 @@ def missed(text: str) -> Iterator[str]:
         for line in _lines(paragraph):
             if line.startswith("#"):
                 heading = line.lstrip("# ")
-            elif line.startswith("| ---"):
+            elif re.match(r"\|\s*:?-", line):
                 heads = _cells(above)
             elif any(mark in line for mark in MARKS):
                 for goal in _goals(line, heads):

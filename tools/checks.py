@@ -35,6 +35,9 @@ LONG, NOT_LONG = ("-m", "long"), ("-m", "not long")
 QUICK, SLOW = ("-m", "not slow and not long"), ("-m", "slow and not long")
 # By folder, so that tests/unit, whose files are all quick, comes last and no process waits long for the other.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# Training first, whose bits are compared: where time is short, slow tests that come last are left out.
+FOLDERS = sorted({f"tests/{file.relative_to(ROOT).parts[1]}" for file in (ROOT / "tests").glob("*/**/test_*.py")})
+FOLDERS.sort(key=lambda folder: folder != "tests/torch")
 # In all jobs: two lanes share the cores, and idle threads of one process's operators would otherwise spin on the core
 # that the other could use.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
@@ -204,8 +207,7 @@ def jobs() -> list[Job]:
         Job("demo", "host", (".ci/demo",)),
         Job("reference", "host", ("make", "docs")),
         Job("tests", "host", (*here, *QUICK, *SIDE_BY_SIDE, *own), alone=here),
-        # Training first, whose bits are compared: where time is short, what comes last is left out.
-        Job(SLOW_TESTS, "host", (*here, *SLOW, *SIDE_BY_SIDE, *own, "tests/torch", "tests"), alone=here),
+        Job(SLOW_TESTS, "host", (*here, *SLOW, *SIDE_BY_SIDE, *own, *FOLDERS), alone=here),
         Job("without torch", "host", (".ci/without-torch",)),
         Job("source distribution", "host", (".ci/source-distribution",)),
         Job("native", "machines", ("make", "native-test", f"NATIVE_BUILDS={SANITIZERS}")),

@@ -47,7 +47,10 @@ void no_look_is_under_way_at_a_fork() {
   std::atomic<bool> stop{false};
   std::thread other([&] {
     lingers = true;
-    while (!stop) begin_operator();
+    while (!stop) {
+      begin_operator();
+      usleep(200);  // or who forks might never get the lock
+    }
   });
   for (int i = 0; i < 20; i++) {
     const pid_t child = fork();

@@ -359,13 +359,18 @@ long on_a_high_processor(long number, const long a[6]) {
 }
 
 void processors_that_the_library_does_not_count_are_watched() {
-  if (!start()) return;
-  stop();
-  sn_system_replace(on_a_high_processor);
-  CHECK(start());
-  stop();
-  sn_system_replace(nullptr);
-  CHECK(opened_beyond);
+  rlimit before;  // where files are few, events are of no processor
+  CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  allow_descriptors(before.rlim_max);
+  if (start()) {
+    stop();
+    sn_system_replace(on_a_high_processor);
+    CHECK(start());
+    stop();
+    sn_system_replace(nullptr);
+    CHECK(opened_beyond);
+  }
+  allow_descriptors(before.rlim_cur);
 }
 
 std::atomic<bool> opening{false}, opened{false};

@@ -53,8 +53,8 @@ examples:
   sentinel run --fast 8GiB --slow file:/data/scratch train.py
       keeps 8 GiB of tensors in memory and the rest in a file, which it reads ahead; works with any script
   sentinel run --cap 8GiB train.py
-      the whole process takes 8 GiB, as far as the operands of each operator fit; the file is on the fastest local disk
-      but that of the root file system, for which name a folder: --slow file:/var/tmp
+      the whole process takes 8 GiB, as far as the operands of each operator fit; the file is on the fastest local disk,
+      on that of the root file system only if you name a folder there: --slow file:/var/tmp
   sentinel run --cpus node:0 --slow numa:1 train.py
       keeps all threads on the CPUs of node 0, so that its memory is the fast tier
   sentinel run --save-plan plan.json train.py

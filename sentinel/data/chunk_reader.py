@@ -412,7 +412,8 @@ class _Reading:
             self.under_way[read.number] = inf
         if found is None:
             entries = arena.lost(samples, number)
-            self.lost_kept |= bool((staging.stay_until[read.stays] >= staging.n_positions).any())
+            if (staging.stay_until[read.stays] >= staging.n_positions).any():
+                self.lost_kept = True
         else:
             entries = arena.put(found.data, found.begins, layout.sample_nbytes[samples], samples, read.pages, number)
         with self._lock:

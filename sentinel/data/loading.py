@@ -134,9 +134,6 @@ class Loader(IterableDataset[Any]):
                 if batches is None:
                     batches = self._worked(requests[done:])
                 batch, served = next_batch(batches)
-            except (KeyboardInterrupt, SystemExit):
-                self._give_workers_up()  # the interrupt may have left half of a message unread
-                raise
             except OF_LOST_WORKERS:
                 if batches is None and self._workers is not None:
                     batches = self._workers._iterator  # one was lost since the last epoch
@@ -149,6 +146,9 @@ class Loader(IterableDataset[Any]):
                 self._stop_lost(batches, "a worker of the loader was lost", restarts)
                 batches = None
                 continue
+            except BaseException:  # what a signal's handler raises may have left half of a message unread
+                self._give_workers_up()
+                raise
             if isinstance(batch, NoRoom):
                 if restarts == MOST_RESTARTS or can_never_hold(batch.nbytes * self._asked_ahead):
                     raise self._too_little_room(batches, "a batch found no room in shared memory", batch.nbytes)

@@ -11,7 +11,6 @@ import os
 import time
 from typing import Any
 
-import numpy as np
 import torch
 
 from sentinel.core.errors import UsageError
@@ -34,7 +33,7 @@ def world_and_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     if (rank is None) != (world is None):
         raise UsageError("rank= and world= go together", "give both or none")
     if rank is not None and world is not None:
-        return _plain(world), _plain(rank)
+        return world, rank
     if _distributed():
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
     told = launched(os.environ)
@@ -45,11 +44,6 @@ def world_and_rank(rank: int | None, world: int | None) -> tuple[int, int]:
             "call torch.distributed.init_process_group() first, or give rank= and world=",
         )
     return 1, 0
-
-
-def _plain(number: int | np.integer) -> int:
-    """Of numpy's whole numbers Python's, which JSON knows; Order refuses what is none."""
-    return int(number) if isinstance(number, np.integer) else number
 
 
 def check_joined(world: int) -> None:

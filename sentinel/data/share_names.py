@@ -169,7 +169,9 @@ def _opened(path: str, flags: int) -> int:
     own = status.st_uid == os.getuid() and not status.st_mode & 0o077 and status.st_nlink <= 1
     if not stat.S_ISREG(status.st_mode) or not own:
         os.close(file)
-        raise FormatError(path, "share", "others may read or write it, or it is no regular file; remove it")
+        raise FormatError(
+            path, "share", "is no regular file of one name that only this user may read and write; remove it"
+        )
     return file
 
 

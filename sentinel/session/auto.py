@@ -270,8 +270,9 @@ most 64 MiB at a time, and what is kept ready of the memory that a tracker watch
 
 
 def require_room() -> None:
-    """Raises CapabilityError where a memory cgroup leaves too little: beyond it the kernel would end the job."""
-    room = limits.room_bytes()
+    """Raises CapabilityError where a memory cgroup leaves too little: beyond it the kernel would end the job. Near
+    memory.high, which slows it down, groups may live for good."""
+    room = limits.room_bytes(hard=True)
     if room is not None and room < LEAST_ROOM_BYTES:
         raise CapabilityError(
             "profiling a step",

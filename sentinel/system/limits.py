@@ -30,10 +30,11 @@ def limited_groups(root: Path = Path("/")) -> list[LimitedGroup]:
     return sorted(group for folder, form in _groups(root) if (group := _limited(folder, form)) is not None)
 
 
-def room_bytes(root: Path = Path("/")) -> int | None:
-    """What the tightest memory cgroup of this process has left; None without a limit."""
-    groups = limited_groups(root)
-    return groups[0].room_bytes if groups else None
+def room_bytes(root: Path = Path("/"), *, hard: bool = False) -> int | None:
+    """What the tightest memory cgroup of this process has left; None without a limit. `hard`: of limits beyond which
+    the kernel ends a process."""
+    rooms = (group.room_bytes for group in limited_groups(root) if not (hard and group.limit.name == _HIGH))
+    return next(rooms, None)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -104,8 +105,9 @@ RESERVED_TIMES_MEMORY = 4
 _RESERVED_BYTES = 1 << 38  # of address space, for each arena, on a host of little memory
 _MOST_RESERVED_BYTES = (1 << 44) - (1 << 21)  # pages of the exclusive arena are numbered by 32 bits
 _USUAL_MAPPINGS = 65530  # the kernel's own choice
+_HIGH = "memory.high"
 _V1 = (("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"),)
-_V2 = tuple((limit, "memory.current", "inactive_file", "active_file") for limit in ("memory.max", "memory.high"))
+_V2 = tuple((limit, "memory.current", "inactive_file", "active_file") for limit in ("memory.max", _HIGH))
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str, str]]]:

@@ -30,7 +30,7 @@ _U64, _U32, _I32, _TEXT = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32, ctyp
 @dataclass(frozen=True)
 class PoolCap:
     """`cap_bytes`: of this process and its descendants, or of the first of `groups`, the memory cgroups around it, each
-    with all that is in it: the one that had least left. Later another one may.
+    with all that is in it: the one that has least left at the start. The frames follow whichever leaves least.
     `taken_bytes`: of that, when looked at, frames apart. `spare_bytes`: stays free, for what is taken between two looks
     and for tensors that do not live in frames. `pool_bytes`: the rest, in whole frames, at most what the user allows;
     of a cgroup the part of one of `ranks` processes. The pool follows within `least_bytes` and `most_bytes`."""
@@ -89,7 +89,10 @@ class PoolCap:
     @property
     def whose(self) -> str:
         """What the cap bounds, in words."""
-        return "this process and its children" if not self.groups else "this process's memory cgroup"
+        if not self.groups:
+            return "this process and its children"
+        one = len({group.used for group in self.groups}) == 1
+        return "this process's memory cgroup" if one else "the memory cgroup that had least left at the start"
 
 
 class PoolNow(NamedTuple):

@@ -442,6 +442,7 @@ def test_ctrl_c_while_workers_are_waited_for_costs_no_batch(
         patch.setattr(type(loader._workers._iterator), "_get_data", interrupted)  # type: ignore[union-attr]
         with pytest.raises(KeyboardInterrupt):
             list(loader if left else batches)
+    assert loader._workers is None  # they have ended
     assert epoch_of(loader) == torchs(0, 1)
     assert epoch_of(loader) == torchs(0, 2)
     loader.close()

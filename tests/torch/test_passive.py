@@ -429,7 +429,7 @@ def test_nothing_is_left_over(folder: Path) -> None:
 
 
 CLOSES_DESCRIPTORS = """
-import os, signal, sys
+import ctypes, os, signal, sys
 import torch, sentinel
 folder = sys.argv[1]
 sentinel.start_profile(fast="16MiB", slow=f"file:{folder}=256MiB")
@@ -437,6 +437,7 @@ framed = sentinel.runtime.RUNTIME.sink._framed
 tensors = [torch.full((1 << 20,), float(i)) for i in range(16)]
 child = os.fork()  # as long as it lives it reads what is away
 if child == 0:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with its parent, however that ends
     os.closerange(0, 3)
     signal.alarm(600)
     signal.pause()

@@ -185,9 +185,12 @@ def test_a_lane_that_is_through_takes_the_last_job_that_has_not_begun(tmp_path: 
 
 
 def test_two_jobs_share_the_tests_of_this_host() -> None:
-    """What one chooses by its mark the other leaves."""
+    """What one chooses by its mark the other leaves; of slow tests, those that train come first."""
     quick, slow = (job.command for job in checks.jobs() if job.name in ("tests", checks.SLOW_TESTS))
-    assert set(quick) ^ set(slow) == {checks.QUICK[1], checks.SLOW[1], "tests/torch", "tests"}
+    assert set(quick) ^ set(slow) == {checks.QUICK[1], checks.SLOW[1], *checks.FOLDERS}
+    assert (slow[-len(checks.FOLDERS) :], checks.FOLDERS[0]) == (tuple(checks.FOLDERS), "tests/torch")
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [file for file in files if not file.startswith(tuple(f"{folder}/" for folder in checks.FOLDERS))] == []
 
 
 def test_jobs_keep_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
