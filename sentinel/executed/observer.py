@@ -17,8 +17,8 @@ from sentinel.executed.touches import Touches
 from sentinel.runtime import Observer
 from sentinel.system import host_load
 
-# In the first one those tensors are not known yet that no operator has touched since it began. Asking takes as long as a
-# step where a processor is emulated.
+# In the first one those tensors are not known yet that no operator has touched since it began. Asking takes as long as
+# a step where a processor is emulated.
 _COUNTED_STEPS = 2
 """Measured steps in which the kernel is asked for the pages of tensors."""
 
