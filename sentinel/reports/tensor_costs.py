@@ -36,8 +36,8 @@ class SlowAccesses:
 @dataclass(frozen=True, eq=False)
 class Moves:
     """Of each tensor or block, in the mean of a step: moves to slower memory and back, their bytes, how long they
-    took, and how long layers waited for them. `late`: moves that came after they were due. Times and `late` are None
-    where nothing ran."""
+    took, and how long layers waited for them. `late`: moves that came after they were due; `all_late`: those of all
+    blocks, a block of several tensors once. Times and these two are None where nothing ran."""
 
     out: Floats
     back: Floats
@@ -45,6 +45,7 @@ class Moves:
     ns: Floats | None
     waited_ns: Floats | None
     late: Floats | None
+    all_late: float | None
 
 
 def slow_accesses(profile: Profile, plan: Plan, machine: Machine | None) -> SlowAccesses:
@@ -85,6 +86,7 @@ def moves_of(run: Run | None, plan: Plan, n_tensors: int) -> Moves:
         passed(of_block.ns, share),
         passed(of_block.waited_ns, share),
         passed(of_block.late, 1.0),
+        of_block.all_late,
     )
 
 
@@ -95,6 +97,7 @@ def _planned(plan: Plan) -> Moves:
         np.bincount(moves.block[down], minlength=n).astype(np.float64),
         np.bincount(moves.block[~down], minlength=n).astype(np.float64),
         _sums(moves.block, moves.nbytes, n),
+        None,
         None,
         None,
         None,
@@ -115,13 +118,15 @@ def _ran(run: Run, n_blocks: int) -> Moves:
     def mean(weights: Any) -> Floats:
         return _sums(block, weights, n_blocks) / steps
 
+    late = mean((rows["outcome"] == OUTCOMES.index("late")).astype(np.float64))
     return Moves(
         mean(down.astype(np.float64)),
         mean((~down).astype(np.float64)),
         mean(rows["moved_bytes"].astype(np.float64)),
         mean(took.astype(np.float64)),
         mean(waits(rows, run.layers[np.isin(run.layers["step"], steady)])),
-        mean((rows["outcome"] == OUTCOMES.index("late")).astype(np.float64)),
+        late,
+        float(late.sum()),
     )
 
 

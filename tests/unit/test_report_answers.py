@@ -303,8 +303,21 @@ def test_twice_as_much_is_said_of_no_less() -> None:
 
 def test_how_many_moves_came_late_is_a_mean_of_the_steps() -> None:
     group = moved_tensors.MovedGroup(0, "w", 2.0, 2.0, MIB, 10, 4, 1.5, "")
-    assert "In the mean 1.5 of these moves a step came late; layers waited" in moved_tensors._answer([group], False)
-    assert "None of these moves came late" in moved_tensors._answer([group._replace(late=0.0)], False)
+    assert "In the mean 1.5 of these moves a step came late; layers waited" in moved_tensors._answer([group], 1.5)
+    assert "None of these moves came late" in moved_tensors._answer([group], 0.0)
+
+
+def test_a_late_block_of_several_tensors_is_one_late_move() -> None:
+    profile = two_tensors()
+    blocks = persistent_plan(profile, [0, 0], [(0, 0, 1, 1, 2), (0, 1, 0, 3, 4)])
+    both = dataclasses.replace(blocks.blocks[0], tensors=(0, 1))
+    plan = dataclasses.replace(blocks, blocks=(both, *blocks.blocks[1:]))
+    run = simulate(blocks, profile, SLOW, steps=4)
+    late = run.migrations.copy()
+    late["outcome"] = np.where(late["target"] == 0, OUTCOMES.index("late"), OUTCOMES.index("done"))
+    report = build_report(profile=profile, plan=plan, simulated=dataclasses.replace(run, migrations=late))
+    assert report.frames()["moved_tensors"]["late"].tolist() == [1, 1]
+    assert "In the mean 1 of these moves a step came late" in page(report)
 
 
 def test_the_picture_of_the_curve_says_where_one_is() -> None:

@@ -132,14 +132,14 @@ def _times(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _answer(found: list[MovedGroup], planned: bool) -> str:
+def _answer(found: list[MovedGroup], late: float | None) -> str:
+    """`late`: moves of all blocks that came late in the mean of a step; None where nothing ran."""
     nbytes, waited = sum(group.nbytes for group in found), sum(group.waited_ns or 0 for group in found)
-    late = sum(group.late or 0 for group in found)
     most = found[0]
-    verb = "are to move" if planned else "move"
+    verb = "are to move" if late is None else "move"
     told = f"{format_bytes(nbytes)} {verb} in a step, most of all {most.name}: {format_bytes(most.nbytes)}"
     told += f" ({most.why})." if most.why else "."
-    if planned:
+    if late is None:
         return told
     cost = f"layers waited {format_ns(waited)} a step for them" if waited else "no layer waited for them"
     when = f"In the mean {_times(late)} of these moves a step came late" if late else "None of these moves came late"
@@ -167,8 +167,8 @@ def _html(report: Document[Facts]) -> str:
     frame = report.tables.get("moved_tensors")
     if frame is None:
         return ""
-    found = moved_groups(report.facts, frame)
-    if not found:
+    moves, found = report.facts.moves, moved_groups(report.facts, frame)
+    if moves is None or not found:
         return tag("p", "Nothing: the plan moves no tensor within a step.", class_="answer")
     bars = [
         Ranked(str(group.key), group.name, group.nbytes, f"{format_bytes(group.nbytes)}, {_hidden(group)}", group.why)
@@ -201,7 +201,7 @@ def _html(report: Document[Facts]) -> str:
     keys = [str(group.key) for group in top]
     whole_table = table(shown, columns, "Tensors by bytes moved", total=len(found), keys=keys)
     return (
-        tag("p", breakable(_answer(found, not ran)), class_="answer")
+        tag("p", breakable(_answer(found, moves.all_late)), class_="answer")
         + ranked_bars(bars, "hidden", "Tensors by bytes moved a step")
         + f"<details><summary>All {len(found):,} as a table</summary>{whole_table}</details>"
     )
