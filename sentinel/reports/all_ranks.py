@@ -85,7 +85,7 @@ class AllRanks:
         badge = h["kind"] or "of unlike kinds"
         done = f"{counted(self.size, 'rank')}, {h['ranks_ended']} of them ended normally. {_in_words(h['kind'])}"
         scripts = [str(row.told["script"]) for row in self.facts if row.told.get("script")]
-        summary = [("memory", _memory(h)), ("speed", _speed(h)), ("plans", _plans(h))]
+        summary = [("memory", _memory(h, self.facts)), ("speed", _speed(h)), ("plans", _plans(h))]
         return Heading(
             "report of all ranks", badge, done, scripts[0] if scripts else "", [each for each in summary if each[1]]
         )
@@ -150,14 +150,15 @@ def _sum(rows: Rows, name: str) -> int | None:
     return sum(values) if values else None
 
 
-def _memory(h: dict[str, Any]) -> str:
+def _memory(h: dict[str, Any], rows: Rows) -> str:
     if h["fast_capacity_bytes"] is None:
         return ""
-    told = compared(h)
+    # Rank by rank: one that needs less than its budget leaves nothing to the others.
+    told = [each for row in rows if (each := compared(row.headline)) is not None]
     held = "" if h["fast_peak_bytes"] is None else f"; at most {format_bytes(h['fast_peak_bytes'])} were held"
-    if told is None:
+    if not told:
         return f"{format_bytes(h['fast_capacity_bytes'])} of fast memory over all ranks{held}"
-    fast, whole, outside = told
+    fast, whole, outside = (sum(column) for column in zip(*told, strict=True))
     held += " within the plans" if held and outside else ""
     but = f"; both include {format_bytes(outside)} outside of the plans, which no budget covers" if outside else ""
     return f"{format_bytes(fast)} of fast memory over all ranks instead of {format_bytes(whole)}{held}{but}"

@@ -49,7 +49,16 @@ def test_bytes_are_summed_and_the_slowest_is_named() -> None:
     assert (headline["kind"], headline["ranks"], headline["ranks_ended"], headline["plans"]) == ("emulated", 3, 3, 1)
     assert "[EMULATED]" in found.text()
     assert "rank 1 is the slowest: 4.00 ms a step, 2.00 times the median" in found.text().replace("\n          ", " ")
-    assert "7.00 MiB of fast memory over all ranks" in page(found)
+    assert "6.00 MiB of fast memory over all ranks instead of 14.00 MiB" in page(found)  # the third tells of no footprint
+
+
+def test_a_rank_that_needs_less_than_its_budget_leaves_nothing_to_the_others() -> None:
+    rows = [
+        row(0, 2, fast_capacity_bytes=10 << 20, peak_bytes=4 << 20, job_fast_bytes=4 << 20, job_bytes=4 << 20),
+        row(1, 2, fast_capacity_bytes=10 << 20, peak_bytes=20 << 20, job_fast_bytes=10 << 20, job_bytes=20 << 20),
+    ]
+    told = dict(AllRanks(rows).heading.summary)["memory"]
+    assert told == "14.00 MiB of fast memory over all ranks instead of 24.00 MiB"
 
 
 def test_what_no_plan_covers_is_fast_memory_of_all_ranks_too() -> None:
