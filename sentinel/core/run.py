@@ -25,8 +25,8 @@ MIGRATION_DTYPE = np.dtype(
         ("target", "<i4"),
         ("nbytes", "<i8"),  # planned
         ("moved_bytes", "<i8"),
-        ("start_ns", "<i8"),
-        ("stop_ns", "<i8"),
+        ("start_ns", "<i8"),  # 0 in an executed run: it never began, or nobody saw it begin
+        ("stop_ns", "<i8"),  # of one that never began: when it was refused or given up
         ("outcome", "<u1"),  # index into OUTCOMES
         ("reason", "<u1"),  # index into REASONS
         ("errno", "<i4"),

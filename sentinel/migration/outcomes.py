@@ -45,8 +45,9 @@ class Outcomes:
         self._raise([self._land(move) for move in moves])
 
     def refused(self, moves: Iterable[Ended]) -> None:
-        """They were not begun. Raises the last failure where the job is strict."""
-        self._raise([self._record(move) for move in moves])
+        """They were not begun, and end now. Raises the last failure where the job is strict."""
+        now_ns = self._job.clock.now_ns
+        self._raise([self._record(move._replace(stop_ns=now_ns())) for move in moves])
 
     def _land(self, ended: Ended) -> TierError | None:
         block, before = ended.move.block, self._table.spread(ended.move.block)

@@ -220,6 +220,12 @@ def moves_of_steps(run: Run) -> NDArray[Any]:
     return rows
 
 
+def began(run: Run, rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """(rows,) whether it is known when these migrations of `run` began: not of those that were refused or given up."""
+    known: NDArray[np.bool_] = (rows["start_ns"] != 0) | (run.kind == "simulated")
+    return known
+
+
 def migrated_by_step(run: Run) -> dict[int, int]:
     """Bytes moved in each step of the run, without what is moved once only."""
     rows = moves_of_steps(run)

@@ -9,6 +9,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, REASONS, Run
 from sentinel.core.trace import LayerId
 from sentinel.reports.facts import Facts
+from sentinel.reports.headline import began
 from sentinel.reports.trace_format import Event, counter, process_named, span, track_named
 
 _LAYERS = 1
@@ -58,7 +59,7 @@ def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int, orig
         held = {name: int(nbytes[index]) for name, nbytes in held_in.items() if nbytes is not None}
         events.append(counter(process, "bytes held", start, held))
     lanes: dict[tuple[int, int], int] = {}
-    for row in run.migrations:
+    for row, known in zip(run.migrations, began(run, run.migrations).tolist(), strict=True):
         pair = (int(row["source"]), int(row["target"]))
         if pair not in lanes:
             lanes[pair] = _FIRST_MOVER + len(lanes)
@@ -69,7 +70,7 @@ def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int, orig
         args = {name: int(row[name]) for name in ("step", "layer", "block", "nbytes", "moved_bytes")}
         words = {"outcome": OUTCOMES[row["outcome"]], "reason": REASONS[row["reason"]]}
         category, stopped = f"migration,{words['outcome']}", int(row["stop_ns"])
-        if words["outcome"] == "skipped":  # it was given up then, and never started
+        if not known:  # it was refused, was there already, or was given up then
             started = stopped
         times = started - origin_ns, stopped - started
         events.append(span((process, lanes[pair]), label, category, times, args | words))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sentinel.core.machine import Machine
 from sentinel.core.run import Run
 from sentinel.reports.facts import Facts
-from sentinel.reports.headline import nearest_median
+from sentinel.reports.headline import began, nearest_median
 from sentinel.simulator import lost_to_moves_ns
 
 
@@ -59,8 +59,7 @@ def _of_run(run: Run, what: str, plain: int | None, *, known: bool, machine: Mac
         plain = left - min(int(lost.sum()), left)
     compute = left if plain is None else min(plain, left)
     moves = run.migrations[(run.migrations["step"] == step) & (run.migrations["moved_bytes"] > 0)]
-    if run.kind == "executed":
-        moves = moves[moves["start_ns"] != 0]  # 0: nobody saw it begin
+    moves = moves[began(run, moves)]
     begin, end = int(row["start_ns"]), int(row["start_ns"]) + total
     moves["start_ns"], moves["stop_ns"] = (np.clip(moves[name], begin, end) for name in ("start_ns", "stop_ns"))
     moving, hidden = _moving(moves, layers)

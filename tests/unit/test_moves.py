@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -266,6 +267,15 @@ def test_a_promotion_behind_a_demotion_that_was_sent_further_takes_the_time_from
     took = [transfer_ns(machine.link(source, target), NBYTES) for source, target in ((FAST, LAST), (LAST, FAST))]
     assert [each.stop_ns - each.start_ns for each in ended] == took
     mover.close()
+
+
+def test_a_move_that_is_refused_ends_when_it_is() -> None:
+    stage = Stage(FAST)
+    before = time.monotonic_ns()
+    assert stage.submit(FAST) is None
+    (row,) = stage.recorder.run(("fast", "slow"), ALL, emulated=False).migrations
+    assert OUTCOMES[row["outcome"]] == "already there"
+    assert (row["start_ns"], before <= row["stop_ns"] <= time.monotonic_ns()) == (0, True)
 
 
 class Books(dict[int, Move]):

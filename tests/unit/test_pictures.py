@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from sentinel.core.run import OUTCOMES
 from sentinel.core.trace import LayerId
 from sentinel.planner.sweep import Cell, Comparison, Knee, Point, Subject
+from sentinel.reports import build_report
 from sentinel.reports.html.heat import heat
 from sentinel.reports.html.lanes import lanes
 from sentinel.reports.html.layer_axis import MAX_COLUMNS, Columns
@@ -149,12 +152,21 @@ def test_without_a_knee_more_memory_is_advised() -> None:
     assert "none; no amount tried" in text(found)
 
 
-def test_a_move_that_never_started_is_drawn_where_it_was_given_up() -> None:
+@pytest.mark.parametrize(("outcome", "mark"), [("skipped", r"url\(#dots\)"), ("failed", r"url\(#cross\)")])
+def test_a_move_that_never_started_is_drawn_where_it_was_given_up(outcome: str, mark: str, tmp_path: Path) -> None:
     """A run that was executed has 0 as its beginning."""
-    moves = SIMULATED.migrations.copy()
-    given_up = int(np.flatnonzero(moves["step"] == 1)[1])
-    moves[given_up]["outcome"], moves[given_up]["start_ns"] = OUTCOMES.index("skipped"), 0
-    run = executed(migrations=moves[moves["step"] == 1])
-    (drawn,) = re.findall(r'<rect [^>]*url\(#dots\)" class="mark" data-k="[^>]*>', lanes(run, PLAN, PROFILE.layers))
+    moves = SIMULATED.migrations[SIMULATED.migrations["step"] == 1].copy()
+    moves[1]["outcome"], moves[1]["start_ns"] = OUTCOMES.index(outcome), 0
+    run = executed(migrations=moves)
+    (drawn,) = re.findall(rf'<rect [^>]*{mark}" class="mark" data-k="[^>]*>', lanes(run, PLAN, PROFILE.layers))
     assert 'width="1.5"' in drawn
     assert "in 0 ns" in drawn
+    report = build_report(profile=PROFILE, plan=PLAN, executed=run)
+    report.write(tmp_path / "r.trace")
+    events = json.loads((tmp_path / "r.trace").read_text())["traceEvents"]
+    (given_up,) = [event for event in events if event.get("args", {}).get("outcome") == outcome]
+    assert given_up["dur"] == 0
+    assert given_up["ts"] == pytest.approx(moves[1]["stop_ns"] / 1000)
+    frame = report.frames()["migrations"]
+    assert frame["start_ns"].isna().tolist() == [row == 1 for row in range(len(moves))]
+    assert frame["stop_ns"].notna().all()

@@ -12,7 +12,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, REASONS, Run
 from sentinel.core.trace import LayerId
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.headline import moves_of_steps, nearest_median
+from sentinel.reports.headline import began, moves_of_steps, nearest_median
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, time_ticks
 
 MAX_SHOWN = 1500
@@ -42,7 +42,7 @@ def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId], keys: Callable
     bands = run.layers[run.layers["step"] == step]
     moves = moves_of_steps(run)
     moves = moves[moves["step"] == step]
-    never = moves["outcome"] == OUTCOMES.index("skipped")  # each is drawn where it was given up
+    never = ~began(run, moves)  # each is drawn where it was refused or given up
     moves["start_ns"][never] = moves["stop_ns"][never]
     if not len(bands) or not len(moves):
         return ""

@@ -14,6 +14,7 @@ from sentinel.core.run import OUTCOMES, REASONS
 from sentinel.core.units import counted, format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole, words
+from sentinel.reports.headline import began
 from sentinel.reports.html.lanes import lanes
 from sentinel.reports.html.svg import tag
 from sentinel.reports.html.tables import Column, plain, table
@@ -42,8 +43,8 @@ def _frame(facts: Facts) -> pd.DataFrame:
             "nbytes": whole(rows["nbytes"]),
             "moved_bytes": whole(rows["moved_bytes"]),
             "reason": of_names(REASONS, rows["reason"].astype(np.int64)),
-            "start_ns": whole(rows["start_ns"]),
-            "stop_ns": whole(rows["stop_ns"]),
+            "start_ns": whole(rows["start_ns"], began(run, rows)),
+            "stop_ns": whole(rows["stop_ns"], began(run, rows) | (rows["stop_ns"] != 0)),  # 0 in runs of before
             "outcome": of_names(OUTCOMES, rows["outcome"].astype(np.int64)),
             "errno": whole(rows["errno"], rows["errno"] != 0),
         }
