@@ -211,14 +211,15 @@ def table_row(proof: Proof) -> str:
     judged = [row for row in every if row.same_bits is not None]
     errors = [abs(row.error) for row in found if row.error is not None and row.placement != CONTROL]
     nodes = f"{len(host.get('nodes', ())) or 1} nodes".replace("1 nodes", "1 node")
-    ran = sum(not row.said.startswith(("failed", "skipped")) for row in every)
+    refused = sum(row.said.startswith("refused: ") for row in every)
+    ran = sum(not row.said.startswith(("failed", "skipped")) for row in every) - refused
     told = (
         f"{_processor(host)}, {host.get('cpus')} CPUs, Linux {host.get('kernel')}, {nodes}",
         _slow(proof),
         f"{sum(row.same_bits is True for row in judged)} of {len(judged)}",
         *(_mean(found, *key) for key in _RATIOS),
         f"{fmean(errors):.1%}, worst {max(errors):.1%}" if errors else "-",
-        f"{proof['ended'][:10]}, {ran} run, {len(proof['not_run'])} not",
+        f"{proof['ended'][:10]}, {ran} run, {f'{refused} refused, ' if refused else ''}{len(proof['not_run'])} not",
     )
     return f"| {' | '.join(told)} |"
 

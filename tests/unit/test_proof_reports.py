@@ -247,8 +247,8 @@ def test_the_row_of_the_table_has_ours_beside_the_kernel_over_the_same_control_a
     assert told["ours (compared)"] == "1.200 (of 2)"
     assert told["kernel's tiering (compared)"] == "1.500 (of 2)"
     assert told["best that moves nothing"] == "-"
-    # Five cells without the one that failed, and six placements without the one that was skipped.
-    assert told["when, cells"] == "2026-01-01, 11 run, 1 not"
+    # Four cells without those that failed or were refused, and six placements without the one that was skipped.
+    assert told["when, cells"] == "2026-01-01, 10 run, 1 refused, 1 not"
 
 
 def test_the_page_has_the_columns_of_the_row() -> None:
