@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from sentinel.core.errors import FormatError
@@ -74,6 +74,12 @@ def write_whole(path: PathLike, data: bytes, mode: int = 0o666) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
+
+
+def remove(path: PathLike) -> None:
+    """Remove the file at `path` if there is one."""
+    with _told(path, "cannot be removed"), suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _keep_rights(target: str, descriptor: int) -> None:

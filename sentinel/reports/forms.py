@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.errors import UsageError
-from sentinel.files.disk import write_whole
+from sentinel.files.disk import remove, write_whole
 from sentinel.reports.html.page import page
 from sentinel.reports.section import Document
 from sentinel.reports.text import text_of
@@ -39,11 +39,19 @@ def write_json(document: Document[Any], path: Path) -> list[Path]:
 
 
 def write_csv(document: Document[Any], path: Path) -> list[Path]:
-    """`NAME.csv` with the headline, `NAME-TABLE.csv` for each table; an unknown value is an empty cell."""
+    """`NAME.csv` with the headline, `NAME-TABLE.csv` for each table; an unknown value is an empty cell. What an earlier
+    report has left of tables that this one lacks is removed."""
     paths = _written(path, _headline_csv(document.values().get("headline", {})))
     for name, table in document.tables.items():
-        paths += _written(path.with_name(f"{path.stem}-{name}.csv"), table.to_csv(index=False))
+        paths += _written(_table_path(path, name), table.to_csv(index=False))
+    for section in document.sections:
+        if section.table and section.table not in document.tables:
+            remove(_table_path(path, section.table))
     return paths
+
+
+def _table_path(path: Path, name: str) -> Path:
+    return path.with_name(f"{path.stem}-{name}.csv")
 
 
 def write_trace(document: Document[Any], path: Path) -> list[Path]:

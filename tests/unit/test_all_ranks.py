@@ -49,9 +49,7 @@ def test_bytes_are_summed_and_the_slowest_is_named() -> None:
     assert (headline["kind"], headline["ranks"], headline["ranks_ended"], headline["plans"]) == ("emulated", 3, 3, 1)
     assert "[EMULATED]" in found.text()
     assert "rank 1 is the slowest: 4.00 ms a step, 2.00 times the median" in found.text().replace("\n          ", " ")
-    assert "6.00 MiB of fast memory over all ranks instead of 14.00 MiB" in page(
-        found
-    )
+    assert "6.00 MiB of fast memory over all ranks instead of 14.00 MiB" in page(found)
 
 
 def test_a_rank_that_needs_less_than_its_budget_leaves_nothing_to_the_others() -> None:

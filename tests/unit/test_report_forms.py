@@ -57,6 +57,15 @@ def test_csv_writes_a_file_a_table_and_says_which(full: Report, tmp_path: Path) 
     assert int(headline["peak_bytes"]) == PLAN.footprint_bytes
 
 
+def test_csv_leaves_no_table_of_an_earlier_report(full: Report, tmp_path: Path) -> None:
+    assert "step_time" in full.frames()
+    full.write(tmp_path / "r.csv")
+    (tmp_path / "r-mine.csv").touch()
+    paths = build_report(plan=PLAN).write(tmp_path / "r.csv")
+    assert tmp_path / "r-step_time.csv" not in paths
+    assert sorted([*paths, tmp_path / "r-mine.csv"]) == sorted(tmp_path.iterdir())
+
+
 def test_the_timeline_has_each_layer_and_migration_once(full: Report, tmp_path: Path) -> None:
     full.write(tmp_path / "r.trace")
     events = json.loads((tmp_path / "r.trace").read_text())["traceEvents"]
