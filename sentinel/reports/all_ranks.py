@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sentinel.core.errors import UsageError
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports import forms
+from sentinel.reports.caveats import busy
 from sentinel.reports.html.tables import Column, of_share, pairs, plain, table
 from sentinel.reports.outside_plan import compared
 from sentinel.reports.rank_rows import RankRow, absent
@@ -85,7 +86,7 @@ class AllRanks:
         badge = h["kind"] or "of unlike kinds"
         done = f"{counted(self.size, 'rank')}, {h['ranks_ended']} of them ended normally. {_in_words(h['kind'])}"
         scripts = [str(row.told["script"]) for row in self.facts if row.told.get("script")]
-        summary = [("memory", _memory(h, self.facts)), ("speed", _speed(h)), ("plans", _plans(h))]
+        summary = [("memory", _memory(h, self.facts)), ("speed", _speed(h, self.facts)), ("plans", _plans(h))]
         return Heading(
             "report of all ranks", badge, done, scripts[0] if scripts else "", [each for each in summary if each[1]]
         )
@@ -164,13 +165,14 @@ def _memory(h: dict[str, Any], rows: Rows) -> str:
     return f"{format_bytes(fast)} of fast memory over all ranks instead of {format_bytes(whole)}{held}{but}"
 
 
-def _speed(h: dict[str, Any]) -> str:
+def _speed(h: dict[str, Any], rows: Rows) -> str:
     step, typical = h["slowest_step_ns_applied"], h["median_step_ns_applied"]
     if step is None:
         return ""
     slowest = f"rank {h['slowest_rank']} is the slowest: {format_ns(step)} a step"
     alike = "where ranks reduce gradients together, all take as long, and the others wait"
-    return f"{slowest}, {step / max(typical, 1):.2f} times the median over ranks; {alike}"
+    ratio = f", {step / max(typical, 1):.2f} times the median over ranks"
+    return f"{slowest}{'' if any(busy(row.headline) for row in rows) else ratio}; {alike}"
 
 
 def _plans(h: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def caveats_of(
 PHASES = {"profiled": "profiled step", "applied": "applied steps"}
 
 
-def busy(headline: dict[str, Any]) -> list[str]:
+def busy(headline: Mapping[str, Any]) -> list[str]:
     """One sentence if the host was so busy that times of this session say little, and ratios of them nothing."""
     others: list[str] = []
     waits: list[str] = []

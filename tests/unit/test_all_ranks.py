@@ -92,6 +92,15 @@ def test_ranks_on_a_file_are_compared_too(tmp_path: Path) -> None:
     assert frame["stall_ns_per_step"].tolist() == [400_000] * 2
 
 
+def test_on_a_busy_host_no_ratio_of_times_is_told() -> None:
+    def speed(share: float) -> str:
+        rows = [row(0, 2, step_ns_applied=2_000_000, busy_applied_share=share), row(1, 2, step_ns_applied=4_000_000)]
+        return dict(AllRanks(rows).heading.summary)["speed"]
+
+    assert "a step, 1.33 times the median" in speed(0.01)
+    assert speed(0.9).startswith("rank 1 is the slowest: 4.00 ms a step; where ranks")
+
+
 def test_a_rank_that_left_nothing_has_a_row_that_says_so() -> None:
     found = AllRanks([row(0, steps=5), row(2, state="died: this is its last report")])
     assert [each.state.split(":")[0] for each in found.facts] == ["ended", "left no report", "died"]
