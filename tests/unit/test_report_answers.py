@@ -303,8 +303,12 @@ def test_twice_as_much_is_said_of_no_less() -> None:
 
 def test_how_many_moves_came_late_is_a_mean_of_the_steps() -> None:
     group = moved_tensors.MovedGroup(0, "w", 2.0, 2.0, MIB, 10, 4, 1.5, "")
-    assert "In the mean 1.5 of these moves a step came late; layers waited" in moved_tensors._answer([group], 1.5)
-    assert "None of these moves came late" in moved_tensors._answer([group], 0.0)
+    assert moved_tensors._answer([group], 1.5) == (
+        "In the mean of a step 1.00 MiB moved, most of all w: 1.00 MiB. In that mean 1.5 of these moves came late, and"
+        " layers waited 4 ns for them."
+    )
+    assert "In that mean none of these moves came late, and" in moved_tensors._answer([group], 0.0)
+    assert moved_tensors._answer([group], None) == "1.00 MiB are to move in a step, most of all w: 1.00 MiB."
 
 
 def test_a_late_block_of_several_tensors_is_one_late_move() -> None:
@@ -317,7 +321,7 @@ def test_a_late_block_of_several_tensors_is_one_late_move() -> None:
     late["outcome"] = np.where(late["target"] == 0, OUTCOMES.index("late"), OUTCOMES.index("done"))
     report = build_report(profile=profile, plan=plan, simulated=dataclasses.replace(run, migrations=late))
     assert report.frames()["moved_tensors"]["late"].tolist() == [1, 1]
-    assert "In the mean 1 of these moves a step came late" in page(report)
+    assert "In that mean 1 of these moves came late" in page(report).replace("<wbr>", "")
 
 
 def test_the_picture_of_the_curve_says_where_one_is() -> None:

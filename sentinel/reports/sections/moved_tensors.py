@@ -136,14 +136,13 @@ def _answer(found: list[MovedGroup], late: float | None) -> str:
     """`late`: moves of all blocks that came late in the mean of a step; None where nothing ran."""
     nbytes, waited = sum(group.nbytes for group in found), sum(group.waited_ns or 0 for group in found)
     most = found[0]
-    verb = "are to move" if late is None else "move"
-    told = f"{format_bytes(nbytes)} {verb} in a step, most of all {most.name}: {format_bytes(most.nbytes)}"
-    told += f" ({most.why})." if most.why else "."
+    why = f" ({most.why})" if most.why else ""
+    first = f"most of all {most.name}: {format_bytes(most.nbytes)}{why}."
     if late is None:
-        return told
-    cost = f"layers waited {format_ns(waited)} a step for them" if waited else "no layer waited for them"
-    when = f"In the mean {_times(late)} of these moves a step came late" if late else "None of these moves came late"
-    return f"{told} {when}; {cost}."
+        return f"{format_bytes(nbytes)} are to move in a step, {first}"
+    when = f"{_times(late)} of these moves came late" if late else "none of these moves came late"
+    cost = f"layers waited {format_ns(waited)} for them" if waited else "no layer waited for them"
+    return f"In the mean of a step {format_bytes(nbytes)} moved, {first} In that mean {when}, and {cost}."
 
 
 def _text(report: Document[Facts]) -> TextTable:
@@ -160,7 +159,8 @@ def _text(report: Document[Facts]) -> TextTable:
                 *(printable(group.name), printable(group.why)),
             )
         )
-    return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, similar ones as one row)", rows)
+    mean = "" if found[0].late is None else "; in the mean of a step"
+    return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, similar ones as one row{mean})", rows)
 
 
 def _html(report: Document[Facts]) -> str:
