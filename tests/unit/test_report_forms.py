@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from sentinel import planner
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.run import OUTCOMES
 from sentinel.core.trace import Quality
 from sentinel.reports import Report, build_report
 from sentinel.reports.html.page import page
@@ -31,6 +33,16 @@ def test_text_cannot_drive_the_terminal(full: Report) -> None:
     assert "\x1b" not in full.text()
     assert "\u202e" not in full.text()
     assert all(len(line) < 160 for line in full.text().splitlines())
+
+
+def test_the_text_tells_what_was_to_move_from_what_moved() -> None:
+    moves = SIMULATED.migrations[:1].copy()
+    assert moves["nbytes"] == 2 << 20
+    moves["outcome"], moves["moved_bytes"] = OUTCOMES.index("failed"), 0
+    failed = build_report(profile=PROFILE, plan=PLAN, executed=executed(migrations=moves)).text()
+    assert re.search(r"count  to move +moved\n .* failed +1 +2\.00 MiB +0 B\n", failed)
+    planned = build_report(profile=PROFILE, plan=PLAN).text()
+    assert re.search(r"count  to move +moved\n .* planned +\d+ +\S+ MiB\n", planned)
 
 
 def test_json_gives_every_table_back(full: Report, tmp_path: Path) -> None:

@@ -86,12 +86,15 @@ def _text(report: Document[Facts]) -> TextTable:
     frame = report.tables["migrations"]
     if not len(frame):
         return NO_TEXT
-    groups = frame.groupby(_KEYS, dropna=False, sort=True)["nbytes"].agg(["count", "sum"])
-    rows = [("direction", "reason", "outcome", "count", "bytes")]
-    for key, row in groups.iterrows():
-        source, target, reason, outcome = (str(part) for part in key)  # type: ignore[attr-defined]
-        word = "planned" if outcome == "<NA>" else outcome
-        rows.append((f"{source} → {target}", reason, word, str(int(row["count"])), format_bytes(float(row["sum"]))))
+    rows = [("direction", "reason", "outcome", "count", "to move", "moved")]
+    for row in _sums(frame).astype(object).to_dict("records"):
+        known = not pd.isna(row["outcome"])
+        rows.append(
+            (
+                *(f"{row['source']} → {row['target']}", str(row["reason"]), row["outcome"] if known else "planned"),
+                *(str(row["count"]), format_bytes(row["nbytes"]), format_bytes(row["moved"]) if known else ""),
+            )
+        )
     return TextTable(f"{TITLE}, {_when(report)}", rows)
 
 
@@ -99,13 +102,6 @@ def _html(report: Document[Facts]) -> str:
     frame = report.tables["migrations"]
     if not len(frame):
         return tag("p", "The plan has no migrations.", class_="note") if report.facts.plan is not None else ""
-    grouped = frame.groupby(_KEYS, dropna=False, sort=True)
-    summary = grouped.agg(
-        count=("nbytes", "size"), nbytes=("nbytes", "sum"), moved=("moved_bytes", "sum")
-    ).reset_index()
-    summary["count"] = summary["count"].astype("Int64")
-    if frame["moved_bytes"].isna().all():
-        summary["moved"] = summary["moved"].where(summary["moved"].isna())
     columns: list[Column] = [
         ("source", "from", str),
         ("target", "to", str),
@@ -115,7 +111,17 @@ def _html(report: Document[Facts]) -> str:
         ("nbytes", "bytes to move", format_bytes),
         ("moved", "bytes moved", format_bytes),
     ]
-    return table(summary, columns, f"{TITLE} {_when(report)}")
+    return table(_sums(frame), columns, f"{TITLE} {_when(report)}")
+
+
+def _sums(frame: pd.DataFrame) -> pd.DataFrame:
+    """By direction, reason and outcome: how many, bytes to move, and bytes moved, unknown where nothing ran."""
+    grouped = frame.groupby(_KEYS, dropna=False, sort=True)
+    sums = grouped.agg(count=("nbytes", "size"), nbytes=("nbytes", "sum"), moved=("moved_bytes", "sum")).reset_index()
+    sums["count"] = sums["count"].astype("Int64")
+    if frame["moved_bytes"].isna().all():
+        sums["moved"] = sums["moved"].where(sums["moved"].isna())
+    return sums
 
 
 def _when(report: Document[Facts]) -> str:
