@@ -205,7 +205,7 @@ def _frame(rows: Rows) -> pd.DataFrame:
 _COLUMNS: tuple[Column, ...] = (
     ("rank", "rank", plain),
     ("node", "node", str),
-    ("steps", "steps", plain),
+    ("steps", "steps in its tables", plain),
     *((name, title, format_bytes) for name, title in _MEMORY),
     *((name, title, format_ns) for name, title in _TIMES),
     ("fast_served_fraction", "from fast", of_share),

@@ -111,6 +111,8 @@ def test_a_rank_that_left_nothing_has_a_row_that_says_so() -> None:
     assert found.tables["ranks"]["steps"].tolist()[0] == 5
     assert found.tables["ranks"]["steps"].isna().tolist() == [False, True, True]
     assert found.headline["kind"] == "emulated"
+    for told in (found.text(), page(found)):
+        assert "steps in its tables" in told, "of a long run, fewer than it has made"
 
 
 def test_what_several_ranks_warn_of_is_said_once() -> None:
