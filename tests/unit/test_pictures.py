@@ -14,7 +14,7 @@ from sentinel.core.run import OUTCOMES
 from sentinel.core.trace import LayerId
 from sentinel.planner.sweep import Cell, Comparison, Knee, Point, Subject
 from sentinel.reports import build_report
-from sentinel.reports.html.heat import heat
+from sentinel.reports.html.heat import MAX_TENSORS, heat
 from sentinel.reports.html.lanes import lanes
 from sentinel.reports.html.layer_axis import MAX_COLUMNS, Columns
 from sentinel.reports.html.layer_charts import footprint, frame_of, occupancy
@@ -22,7 +22,8 @@ from sentinel.reports.html.policy_comparison_page import comparison_page
 from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import Frame, byte_ticks, escape, figure, tag, time_ticks
 from sentinel.reports.policy_comparison import answer, as_object, knee_of, text
-from tests.builders import GB, MIB
+from sentinel.simulator.served import tier_shares
+from tests.builders import GB, MIB, make_profile, param, persistent_plan
 from tests.unit.report_builders import PLAN, PROFILE, SIMULATED, executed, full_report
 
 HOSTILE = "<b>\"'&\x1b\u202e"
@@ -92,9 +93,20 @@ def test_the_charts_say_their_largest_figures() -> None:
     assert "budget" in charts
     costs, keys = np.zeros(len(PROFILE.names)), np.arange(len(PROFILE.names))
     picture = heat(PROFILE, PLAN, columns, costs, keys)
-    slow = int(picture.split("; ")[-1].split(" of ")[0])
-    assert 0 < slow < len(PROFILE.accesses)
-    assert "served from slow memory" not in heat(PROFILE, None, columns, costs, keys)
+    assert len(PROFILE.names) <= MAX_TENSORS
+    served = tier_shares(PLAN, PROFILE)[1:].any(axis=0)
+    assert 0 < served.sum() < len(served)
+    assert f"of their touches by layer slow memory serves {served.sum()} of {len(served)}, as planned" in picture
+    assert "slow memory serves" not in heat(PROFILE, None, columns, costs, keys)
+
+
+def test_a_tensor_on_its_way_out_is_touched_in_slow_memory() -> None:
+    """From the layer on after which it leaves, as the tables have it."""
+    profile = make_profile([param("w", MIB, range(4))], 4)
+    plan = persistent_plan(profile, [0], [(0, 0, 1, 1, 2), (0, 1, 0, 2, 3)])
+    assert tier_shares(plan, profile)[0].tolist() == [1, 0, 0, 1]
+    picture = heat(profile, plan, Columns(profile.layers), np.zeros(1), np.zeros(1, np.int64))
+    assert "slow memory serves 2 of 4" in picture
 
 
 def _comparison(speed: float | None, knee: bool) -> Comparison:

@@ -10,6 +10,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes
 from sentinel.reports.html.layer_axis import Columns
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, text
+from sentinel.simulator.served import tier_shares
 
 MAX_TENSORS = 40
 
@@ -48,7 +49,7 @@ def heat(
         body += "</g>"
     slow = int((states == _FROM_SLOW).sum())
     touched = slow + int((states == _TOUCHED).sum())
-    told = f"; {slow} of {touched} touches by layer are served from slow memory" if plan is not None else ""
+    told = f"; of their touches by layer slow memory serves {slow} of {touched}, as planned" if plan is not None else ""
     hurt = int((costs[largest] > 0).sum())
     first = f"Those that hurt most, and the largest: {len(largest)}" if hurt else f"The {len(largest)} largest"
     says = f"{first} of {len(profile.names)} tensors{told}."
@@ -72,30 +73,21 @@ def chosen(profile: Profile, costs: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _states(profile: Profile, plan: Plan | None, which: NDArray[np.int64]) -> NDArray[np.int8]:
-    """(tensors, layers) what each is in each layer; touched from slow as soon as a part of it is in slow memory."""
+    """(tensors, layers) what each is in each layer; touched from slow as soon as slow memory serves a part."""
     n = profile.n_layers
     states = np.zeros((len(which), n), np.int8)
     row_of = {int(tensor): row for row, tensor in enumerate(which)}
     for row, tensor in enumerate(which):
         start, stop = int(profile.tensors["start"][tensor]), int(profile.tensors["stop"][tensor])
         states[row, np.arange(start, stop) % n] = _ALIVE
-    slow = _in_slow(plan, row_of, n) if plan is not None else np.zeros((len(which), n), np.bool_)
-    touched = profile.extents["tensor"][profile.accesses["extent"]]
-    mine = np.isin(touched, which)
-    for tensor, layer in zip(touched[mine].tolist(), profile.accesses["layer"][mine].tolist(), strict=True):
-        row = row_of[tensor]
-        states[row, layer] = _FROM_SLOW if slow[row, layer] else _TOUCHED
+    accesses = profile.accesses
+    touched = profile.extents["tensor"][accesses["extent"]]
+    slow = tier_shares(plan, profile)[1:].sum(axis=0) if plan is not None else np.zeros(len(accesses))
+    mine = np.flatnonzero(np.isin(touched, which))
+    rows = np.array([row_of[tensor] for tensor in touched[mine].tolist()], np.int64)
+    found = np.where(slow[mine] > 0, _FROM_SLOW, _TOUCHED).astype(np.int8)
+    np.maximum.at(states.reshape(-1), rows * n + accesses["layer"][mine], found)
     return states
-
-
-def _in_slow(plan: Plan, row_of: dict[int, int], n: int) -> NDArray[np.bool_]:
-    slow = np.zeros((len(row_of), n), np.bool_)
-    for block, tier, start, stop, _, _ in plan.spans[plan.spans["tier"] > 0].tolist():
-        for tensor in plan.blocks[block].tensors:
-            row = row_of.get(tensor)
-            if row is not None and tier:
-                slow[row, np.arange(start, stop) % n] = True
-    return slow
 
 
 def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
