@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from itertools import pairwise
@@ -23,7 +24,7 @@ from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import Frame, byte_ticks, escape, figure, tag, time_ticks
 from sentinel.reports.policy_comparison import answer, as_object, knee_of, text
 from sentinel.simulator.served import tier_shares
-from tests.builders import GB, MIB, make_profile, param, persistent_plan
+from tests.builders import GB, MIB, act, make_profile, param, persistent_plan
 from tests.unit.report_builders import PLAN, PROFILE, SIMULATED, executed, full_report
 
 HOSTILE = "<b>\"'&\x1b\u202e"
@@ -75,6 +76,18 @@ def test_many_layers_share_columns_each_showing_its_largest_value() -> None:
     values[500] = 9
     assert (many.largest(values).max(), (many.largest(values) > 0).sum()) == (9, 1)
     assert "layers" in many.label(many.count // 2)
+
+
+def test_a_column_of_several_layers_stacks_the_roles_of_one_of_them() -> None:
+    layers = 2 * MAX_COLUMNS
+    grad = dataclasses.replace(act("g", 3 * MIB, 1, 2), role="grad")
+    profile = make_profile([param("w", MIB, [0]), act("a", 4 * MIB, 0, 1), grad], layers)
+    picture = footprint(profile, Columns(profile.layers))
+    (first,) = re.findall(r'data-t="layers 0–1 · ([^"]*)"', picture)
+    assert "activation: 4.00 MiB" in first
+    assert "all: 5.00 MiB" in first
+    assert "grad" not in first
+    assert "A column of several layers shows the one of most bytes." in picture
 
 
 def test_lines_break_where_a_value_is_not_known() -> None:

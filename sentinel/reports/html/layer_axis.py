@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,10 @@ class Columns:
     def largest(self, values: NDArray[np.generic]) -> Floats:
         """(..., layers) to (..., columns): the largest of each column."""
         return np.maximum.reduceat(np.asarray(values, np.float64), self.edges[:-1], axis=-1)
+
+    def layers_of_most(self, values: NDArray[np.generic]) -> list[int]:
+        """(columns,) the layer of each column in which `values` is largest."""
+        return [start + int(values[start:stop].argmax()) for start, stop in pairwise(self.edges.tolist())]
 
     def label(self, column: int) -> str:
         """Which layers a column stands for."""

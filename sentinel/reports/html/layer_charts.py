@@ -29,8 +29,8 @@ def footprint(profile: Profile, columns: Columns) -> str:
     """Bytes alive by role, stacked, what lives longest at the bottom."""
     live = profile.live_bytes_by_role()
     order = [r for r in np.argsort(-live.min(axis=1), kind="stable") if live[r].any()]
-    values = columns.largest(live[order])
     total = live.sum(axis=0)
+    values = live[order][:, columns.layers_of_most(total)].astype(np.float64)
     frame = frame_of(float(values.sum(axis=0).max()) * 1.05)
     tops = values.cumsum(axis=0)
     body = columns.axis(frame) + y_axis(frame, byte_ticks(frame.y_max))
@@ -49,11 +49,12 @@ def footprint(profile: Profile, columns: Columns) -> str:
         ),
     )
     peak = int(total.argmax())
+    shared = " A column of several layers shows the one of most bytes." if columns.count < len(total) else ""
     says = (
         f"Bytes alive in each layer by role. Most in layer {peak} ({profile.layers[peak]}):"
         f" {format_bytes(int(total[peak]))}; "
         + ", ".join(f"{ROLES[r]} {format_bytes(int(live[r, peak]))}" for r in order)
-        + ". A layer counts all that lives in any part of it, which may be more than the peak at one time."
+        + f". A layer counts all that lives in any part of it, which may be more than the peak at one time.{shared}"
     )
     swatches = legend([(f'fill="var(--{name})"', name) for name in reversed(names)])
     return figure("Footprint over layers by role", says, body, frame.bottom + _BELOW, swatches)
