@@ -17,7 +17,6 @@ from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import MAX_ROWS, Column, Show, of_share, pairs, plain, table
 from sentinel.reports.saved_report import SavedReport
 from sentinel.reports.section import NO_TEXT, Document, Frames, Heading, Section, TextTable, tables_of
-from sentinel.reports.text import printable
 
 TOP = 15
 """Groups of like tensors in the text."""
@@ -172,7 +171,7 @@ def _tensors_text(document: Document[Difference]) -> TextTable:
     if not listed:
         return NO_TEXT
     rows = [("time a step", "tensors", "what changed")]
-    rows += [(_signed(change), printable(label), what) for label, what, change in listed[:TOP]]
+    rows += [(_signed(change), label, what) for label, what, change in listed[:TOP]]
     return TextTable(f"Tensors that changed ({min(len(listed), TOP)} of {len(listed)}, similar ones as one row)", rows)
 
 

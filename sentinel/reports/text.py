@@ -30,8 +30,8 @@ def text_of(document: Document[Any]) -> str:
 
 def _title(heading: Heading) -> str:
     label = "" if heading.badge in _PLAIN_BADGES else f" [{heading.badge.upper()}]"
-    subject = f"\n{heading.subject}" if heading.subject else ""
-    return f"Sentinel {heading.name}{label}{subject}\n{_wrapped(heading.done, '')}"
+    subject = [printable(heading.subject)] if heading.subject else []
+    return "\n".join([printable(f"Sentinel {heading.name}{label}"), *subject, _wrapped(heading.done, "")])
 
 
 def _summary(heading: Heading) -> str:
@@ -50,7 +50,8 @@ def _caveats(heading: Heading, caveats: Sequence[str]) -> str:
 
 
 def _wrapped(sentence: str, indent: str) -> str:
-    return textwrap.fill(sentence, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    lines = textwrap.wrap(sentence, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(map(printable, lines))
 
 
 def _block(table: TextTable) -> str:
@@ -60,8 +61,9 @@ def _block(table: TextTable) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """The rows as lines, columns as wide as their widest entry; all rows have the same number of them."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
 
 
 def sparkline(values: Sequence[float], top: float, width: int = 64) -> str:
@@ -72,6 +74,6 @@ def sparkline(values: Sequence[float], top: float, width: int = 64) -> str:
     return "".join(_BARS[min(int(part.max() / top * 8), 7)] if part.max() > 0 else " " for part in parts).rstrip()
 
 
-def printable(name: str) -> str:
-    """A tensor's name without what would break the line or drive the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in name)
+def printable(text: str) -> str:
+    """`text` without what would break the line or drive the terminal: a name may come from anywhere."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

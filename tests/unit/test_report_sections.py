@@ -19,7 +19,7 @@ from sentinel.reports.html.page import page
 from sentinel.reports.html.tables import pairs
 from sentinel.reports.section import Document, Frames, Heading, Section, TextTable, tables_of
 from sentinel.reports.text import text_of
-from tests.unit.report_builders import SIMULATED, full_report
+from tests.unit.report_builders import NASTY, SIMULATED, full_report
 
 
 def _weights(facts: Facts) -> pd.DataFrame | None:
@@ -120,3 +120,22 @@ def test_a_report_of_something_else_than_a_session_has_every_form(tmp_path: Path
     assert (found["ranks"], found["frames"]["ranks"]) == (2, {"rank": [0, 1], "steps": [3, 3]})
     with pytest.raises(UsageError, match="a report of several ranks has no timeline"):
         forms.write(report, tmp_path / "r.trace")
+
+
+def test_no_name_drives_the_terminal_or_breaks_a_line_wherever_it_stands() -> None:
+    class Named(RanksReport):
+        name = NASTY
+
+        @property
+        def heading(self) -> Heading:
+            return Heading("report", self.name, self.name, self.name, [("memory", self.name)])
+
+    def lines(name: str) -> list[str]:
+        Named.name = name
+        cells = Section[Ranks]("Ranks", text=lambda _: TextTable("Ranks", [("name", "more"), (name, name)]))
+        return text_of(Named((), [f"{name} was late."], (cells,))).split("\n")
+
+    assert "\x1b" in NASTY
+    found = lines(NASTY)
+    assert len(found) == len(lines("any"))
+    assert all(line.isprintable() for line in found)

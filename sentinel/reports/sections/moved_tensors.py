@@ -17,7 +17,6 @@ from sentinel.reports.html.part_bars import Ranked, ranked_bars
 from sentinel.reports.html.svg import breakable, tag
 from sentinel.reports.html.tables import Column, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
-from sentinel.reports.text import printable
 
 TITLE = "What moved, and why"
 TOP, BARS, ROWS = 10, 6, 200
@@ -153,12 +152,8 @@ def _text(report: Document[Facts]) -> TextTable:
     rows = [("bytes a step", "out", "back", "late", "behind the layers", "tensor", "why")]
     for group in found[:TOP]:
         late = "unknown" if group.late is None else _times(group.late)
-        rows.append(
-            (
-                *(format_bytes(group.nbytes), _times(group.out), _times(group.back), late, _hidden(group)),
-                *(printable(group.name), printable(group.why)),
-            )
-        )
+        figures = (format_bytes(group.nbytes), _times(group.out), _times(group.back), late, _hidden(group))
+        rows.append((*figures, group.name, group.why))
     mean = "" if found[0].late is None else "; in the mean of a step"
     return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, similar ones as one row{mean})", rows)
 

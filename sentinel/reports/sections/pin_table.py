@@ -7,7 +7,6 @@ from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.tables import text_as_pairs
 from sentinel.reports.section import Document, Section, TextTable
-from sentinel.reports.text import printable
 
 TITLE = "Kept where you said"
 _MOST = 100
@@ -22,7 +21,7 @@ def _text(report: Document[Facts]) -> TextTable:
     rows = sorted(told, key=lambda row: (-row["slow_use_ns"], row["name"]))
     lines = [
         (
-            printable(row["name"]),
+            row["name"],
             format_bytes(row["nbytes"]),
             f"{_verb(row, plan.tier_names[0])} {format_ns(row['slow_use_ns'])}",
         )
@@ -35,7 +34,7 @@ def _text(report: Document[Facts]) -> TextTable:
 
 
 def _verb(row: dict[str, str], fast: str) -> str:
-    return "kept fast, saves" if row["tier"] == fast else f"kept in {printable(row['tier'])}, costs"
+    return "kept fast, saves" if row["tier"] == fast else f"kept in {row['tier']}, costs"
 
 
 PINS = Section[Facts](TITLE, text=_text, html=text_as_pairs(_text, TITLE))

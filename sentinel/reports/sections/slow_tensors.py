@@ -16,7 +16,6 @@ from sentinel.reports.html.part_bars import Ranked, ranked_bars
 from sentinel.reports.html.svg import breakable, escape, tag
 from sentinel.reports.html.tables import Column, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
-from sentinel.reports.text import printable
 
 TITLE = "Which tensors hurt"
 TOP, BARS, ROWS = 10, 8, 200
@@ -130,7 +129,7 @@ def _text(report: Document[Facts]) -> TextTable:
     rows = [("lost a step", "touched there", "role", "tensor", "made at")]
     for group in found[:TOP]:
         lost = "unknown" if group.slow_ns is None else format_ns(group.slow_ns)
-        rows.append((lost, format_bytes(group.slow_bytes), group.role, printable(group.name), printable(group.source)))
+        rows.append((lost, format_bytes(group.slow_bytes), group.role, group.name, group.source))
     if not any(group.source for group in found[:TOP]):
         rows = [row[:-1] for row in rows]  # type: ignore[misc]
     model = "" if found[0].slow_ns is None else "; times by the machine's figures, as planned"

@@ -19,7 +19,6 @@ from sentinel.reports.html.heat import heat
 from sentinel.reports.html.layer_axis import Columns
 from sentinel.reports.html.tables import MAX_ROWS, Column, plain, table, yes_no
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
-from sentinel.reports.text import printable
 
 TOP = 10
 """Rows of the text; its title says of how many."""
@@ -115,7 +114,7 @@ def _text(report: Document[Facts]) -> TextTable:
     for row in largest.astype(object).where(largest.notna(), None).to_dict("records"):
         layers, touched = f"{row['first_layer']}–{row['last_layer']}", counted(row["touched_layers"], "layer")
         tier = row["tier"] or "unknown"
-        rows.append((format_bytes(row["nbytes"]), row["role"], layers, touched, tier, printable(row["tensor"])))
+        rows.append((format_bytes(row["nbytes"]), row["role"], layers, touched, tier, row["tensor"]))
     return TextTable(f"Largest tensors ({len(largest)} of {len(table)})", rows)
 
 

@@ -11,7 +11,6 @@ from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import whole, words
 from sentinel.reports.html.tables import Column, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
-from sentinel.reports.text import printable
 
 TOP = 10
 """Rows of the text; its title says of how many."""
@@ -50,7 +49,7 @@ def _text_of(name: str, title: str) -> Callable[[Document[Facts]], TextTable]:
         largest = table.sort_values("nbytes", ascending=False, kind="stable").head(TOP)
         rows = []
         for row in largest.to_dict("records"):
-            named = [printable(str(row["tensor"]))] if "tensor" in row else []
+            named = [str(row["tensor"])] if "tensor" in row else []
             rows.append((format_bytes(row["nbytes"]), str(row["reason"]), *named))
         return TextTable(f"{title} ({len(largest)} of {len(table)})", rows)
 
