@@ -39,6 +39,7 @@ from sentinel.system.progress import say
 
 if TYPE_CHECKING:
     from sentinel.session.auto import Follower
+    from sentinel.session.planning import Dataflow
 
 _EXAMPLES = """\
 examples:
@@ -322,13 +323,22 @@ def finish(
     if kept.write_report(report, failed=failed) and not arguments.quiet:
         say(f"report  {kept.written}")
     last = session.current()
-    if limit.asked and last is not None and last.profile is not None and last.flow.machine is not None:
-        from sentinel.cli.fast_memory_curve import curve_text
+    if limit.asked and last is not None:
+        tell_curve(arguments, last.flow)
 
-        asked, budget = said(arguments, "fast"), last.flow.budget
-        if budget is not None and asked is not None and parse_fast(asked).per_node:
-            asked = str(budget.fast_bytes)  # this process's part
-        print(curve_text(arguments.script, last.profile, last.flow.machine, asked), file=sys.stderr)
+
+def tell_curve(arguments: argparse.Namespace, flow: Dataflow) -> None:
+    """How much fast memory is enough for the step that was profiled, with what its plan keeps fast or slow."""
+    from sentinel.cli.fast_memory_curve import curve_text
+    from sentinel.core.pins import pins_of
+
+    if flow.profile is None or flow.machine is None:
+        return
+    asked = said(arguments, "fast")
+    if flow.budget is not None and asked is not None and parse_fast(asked).per_node:
+        asked = str(flow.budget.fast_bytes)  # this process's part
+    pins = None if flow.plan is None else pins_of(flow.plan.details)
+    print(curve_text(arguments.script, flow.profile, flow.machine, asked, pins), file=sys.stderr)
 
 
 def _why_none(failed: bool) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.machine import LESS, Machine
+from sentinel.core.pins import Pins
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes, parse_budget
@@ -139,11 +140,17 @@ def make_subject(name: str, profile: Profile, machine: Machine) -> Subject:
 
 
 def curve(
-    subject: Subject, profile: Profile, machine: Machine, amounts: Mapping[str, int], policy: str = CURVE_POLICY
+    subject: Subject,
+    profile: Profile,
+    machine: Machine,
+    amounts: Mapping[str, int],
+    policy: str = CURVE_POLICY,
+    pins: Pins | None = None,
 ) -> Iterator[Point]:
-    """A point for each of `amounts` (as asked for -> bytes), by bytes; more is never slower.
+    """A point for each of `amounts` (as asked for -> bytes), by bytes; more is never slower. `pins`: as in `plan`.
 
-    Of two that are the same bytes the first is taken. An amount without a plan gives a refused point.
+    Of two that are the same bytes the first is taken. An amount without a plan, or too small for `pins`, gives a
+    refused point.
     """
     fast_of: dict[int, str] = {}
     for fast, nbytes in amounts.items():
@@ -151,8 +158,8 @@ def curve(
     best: Plan | None = None
     for nbytes, fast in sorted(fast_of.items()):
         try:
-            made = plan(profile, machine.with_fast_capacity(nbytes), policy)
-        except PlanError as error:
+            made = plan(profile, machine.with_fast_capacity(nbytes), policy, pins=pins)
+        except (PlanError, UsageError) as error:
             yield Point(subject.profile, fast, nbytes, None, None, None, str(error))
             continue
         best = made if best is None else not_slower(made, best)
@@ -160,7 +167,12 @@ def curve(
 
 
 def near_knee(
-    subject: Subject, profile: Profile, machine: Machine, points: Sequence[Point], policy: str = CURVE_POLICY
+    subject: Subject,
+    profile: Profile,
+    machine: Machine,
+    points: Sequence[Point],
+    policy: str = CURVE_POLICY,
+    pins: Pins | None = None,
 ) -> list[Point]:
     """`points` of a curve, and one halfway between its knee and the next smaller amount, HALVINGS times in turn."""
     found = list(points)
@@ -174,7 +186,7 @@ def near_knee(
         nbytes = parse_budget(fast, subject.footprint_bytes)
         if not at.too_little_bytes < nbytes < at.fast_bytes:
             break
-        found += curve(subject, profile, machine, {fast: nbytes}, policy)
+        found += curve(subject, profile, machine, {fast: nbytes}, policy, pins)
         found = list(never_slower(sorted(found, key=lambda point: point.fast_bytes)))
     return found
 

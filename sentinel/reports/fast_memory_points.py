@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sentinel.core.errors import SentinelError
 from sentinel.core.machine import Machine
+from sentinel.core.pins import pins_of
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
@@ -62,39 +63,46 @@ class KnownPoints:
 def fast_memory_points(
     profile: Profile, plan: Plan, machine: Machine, step_ns: int, limit_s: float, expected_s: float = 0.0
 ) -> FastMemoryPoints | None:
-    """The amounts around that of `plan`, of which a step is predicted to take `step_ns`, planned by its policy.
+    """The amounts around that of `plan`, of which a step is predicted to take `step_ns`, planned by its policy with its
+    pins.
 
     Begins a plan only where it would end within `limit_s`, by what the last one took; `expected_s`: the first one. None
     where the step fits into fast memory, or the profile cannot be planned.
     """
     began, slowest = time.monotonic(), expected_s
     policy = plan.policy if plan.policy in POLICIES else CURVE_POLICY
+    pins = pins_of(plan.details)
     own, footprint = plan.capacity_bytes[0], plan.footprint_bytes
     if not 0 < own < footprint or slowest > limit_s:
         return None
     try:
         subject = make_subject("this step", profile, machine)
         here = _point(subject, own, step_ns, plan.migrated_bytes_per_step)
-        points = [here, _point(subject, footprint, subject.all_fast_step_ns, 0)]
+        points = [here]
         wanted = [own * times for times in _TIMES if own * times < footprint]
+        if pins.slow:  # not even with room for the whole step is everything fast
+            wanted.insert(0, footprint)
+        else:
+            points.append(_point(subject, footprint, subject.all_fast_step_ns, 0))
         whole = True
         for nbytes in (int(amount) // PAGE_BYTES * PAGE_BYTES for amount in wanted):
             at = time.monotonic()
             if at - began + slowest > limit_s:
                 whole = False
                 break
-            points += curve(subject, profile, machine, {_share(subject, nbytes): nbytes}, policy)
+            points += curve(subject, profile, machine, {_share(subject, nbytes): nbytes}, policy, pins)
             slowest = max(slowest, time.monotonic() - at)
         points = list(never_slower(sorted(points, key=lambda point: point.fast_bytes)))
         if whole and time.monotonic() - began + 2 * slowest <= limit_s:
-            points = near_knee(subject, profile, machine, points, policy)
+            points = near_knee(subject, profile, machine, points, policy, pins)
     except SentinelError:  # a machine of other tiers, a policy that refuses: the report has the rest
         return None
     double = min(2 * own // PAGE_BYTES * PAGE_BYTES, footprint)
+    # the run's own plan is what it is, even where one for less is predicted to be faster
+    points = [here if point.fast_bytes == own else point for point in points]
     known = tuple(point for point in points if point.speed is not None)
-    at_own = next(point for point in known if point.fast_bytes == own)
     twice = next((point for point in known if point.fast_bytes == double), None)
-    return FastMemoryPoints(subject, known, at_own, twice, knee(known), whole)
+    return FastMemoryPoints(subject, known, here, twice, knee(known), whole)
 
 
 def _share(subject: Subject, nbytes: int) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sentinel import files
+from sentinel import files, planner
 from sentinel.cli import early_end, fast_memory_curve, kept_files, live, run
 from sentinel.cli.early_end import Enough, StepLimit
 from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
 from sentinel.core.counters import Counters
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.pins import Pins
 from sentinel.core.run import MIGRATION_DTYPE
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports import Report
@@ -296,6 +298,18 @@ def test_the_curve_marks_what_was_asked_for() -> None:
     assert "You are here" not in alone
     assert "How much fast memory?" in alone
     assert "(the bound)" not in alone, "no policies are compared"
+
+
+@pytest.mark.needs("torch")
+def test_the_curve_of_a_run_keeps_what_its_plan_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    from sentinel.session.planning import Dataflow
+
+    plan = planner.plan(PROFILE, MACHINE, pins=Pins(fast=("layer*",)))
+    flow = Dataflow(profile=PROFILE, machine=MACHINE, plan=plan)
+    run.tell_curve(argparse.Namespace(script="job", fast="50%"), flow)
+    told = capsys.readouterr().err
+    assert re.search(r"10% .* -  keep_fast names 8.00 MiB, the budget of fast memory is ", told)
+    assert "\nYou are here: 50%, " not in told, "half has no room for what is kept"
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -307,7 +307,7 @@ def test_a_curve_takes_the_plan_for_less_memory_where_that_is_faster(monkeypatch
     profile = make_profile([param("a", 4096, [0])], 2)
     step_ns = {10: 700, 20: 900, 30: 700, 40: 600}
 
-    def made(profile, machine, policy):
+    def made(profile, machine, policy, pins):
         pages = machine.fast.capacity_bytes // 4096
         plan = persistent_plan(profile, [0], fast_bytes=machine.fast.capacity_bytes)
         return replace(plan, predicted_step_ns=step_ns[pages], details={"gap": pages / 100})

@@ -12,6 +12,7 @@ import pytest
 
 from sentinel import planner
 from sentinel.cli.story import worst
+from sentinel.core.pins import Pins, kept_in
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, Run
@@ -272,6 +273,36 @@ def test_the_curve_has_where_one_is_the_double_and_the_knee() -> None:
     assert [mark for mark in frame["mark"].dropna() if "you are here" in mark]
     assert "you are here" in report.text()
     assert "Speed against fast memory, simulated" in page(report)
+
+
+def test_points_of_the_curve_keep_what_the_user_keeps() -> None:
+    """`slow` is read in each of 8 layers: no amount of fast memory brings back what that takes."""
+    profile = make_profile([param("slow", 4 * MIB, range(8)), *(param(f"w{k}", 2 * MIB, [k]) for k in range(8))], 8)
+    machine = make_machine(8 * MIB)
+    plan = planner.plan(profile, machine, pins=Pins(slow=("slow",)))
+    found = fast_memory_points(profile, plan, machine, plan.predicted_step_ns or 0, 600.0)
+    assert found is not None
+    (kept,) = kept_in(plan.details)
+    least_ns = found.subject.all_fast_step_ns + kept["slow_use_ns"] - profile.n_layers  # it is rounded down in each
+    assert kept["slow_use_ns"] > 1_000_000
+    assert len(found.points) > 3
+    assert min(point.step_ns or 0 for point in found.points) >= least_ns
+    most = found.points[-1]
+    assert most.fast_bytes == plan.footprint_bytes
+    assert most.step_ns == pytest.approx(least_ns, abs=profile.n_layers)
+    plan = planner.plan(profile, machine, pins=Pins(fast=("slow", "w0")))
+    found = fast_memory_points(profile, plan, machine, plan.predicted_step_ns or 0, 600.0)
+    assert found is not None
+    assert min(point.fast_bytes for point in found.points) == 8 * MIB, "half of that has no room for what is kept fast"
+
+
+def test_where_one_is_stays_what_it_is_though_less_memory_is_faster() -> None:
+    slow_ns = 2 * (PLAN.predicted_step_ns or 0)
+    found = fast_memory_points(PROFILE, PLAN, MACHINE, slow_ns, 600.0)
+    assert found is not None
+    assert found.here.step_ns == slow_ns
+    assert found.here in found.points
+    assert any(p.fast_bytes < found.here.fast_bytes and (p.step_ns or 0) < slow_ns for p in found.points)
 
 
 def test_a_step_that_fits_and_one_without_managed_tensors_have_no_curve() -> None:
