@@ -336,7 +336,8 @@ def tell_curve(arguments: argparse.Namespace, flow: Dataflow) -> None:
         return
     asked = said(arguments, "fast")
     if flow.budget is not None and asked is not None and parse_fast(asked).per_node:
-        asked = str(flow.budget.fast_bytes)  # this process's part
+        asked = flow.budget.fast_bytes  # this process's part
+    asked = None if asked is None else str(asked)  # a file of settings may have a number
     pins = None if flow.plan is None else pins_of(flow.plan.details)
     print(curve_text(arguments.script, flow.profile, flow.machine, asked, pins), file=sys.stderr)
 

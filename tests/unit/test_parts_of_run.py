@@ -301,15 +301,31 @@ def test_the_curve_marks_what_was_asked_for() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_the_curve_of_a_run_keeps_what_its_plan_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_curve_of_a_run_keeps_what_its_plan_keeps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from sentinel.session.planning import Dataflow
 
+    monkeypatch.setattr(fast_memory_curve, "CURVE", ("10%", "100%"))
     plan = planner.plan(PROFILE, MACHINE, pins=Pins(fast=("layer*",)))
     flow = Dataflow(profile=PROFILE, machine=MACHINE, plan=plan)
     run.tell_curve(argparse.Namespace(script="job", fast="50%"), flow)
     told = capsys.readouterr().err
     assert re.search(r"10% .* -  keep_fast names 8.00 MiB, the budget of fast memory is ", told)
     assert "\nYou are here: 50%, " not in told, "half has no room for what is kept"
+
+
+@pytest.mark.needs("torch")
+def test_the_curve_of_a_run_takes_bytes_that_are_a_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `fast = 8388608` in sentinel.toml is."""
+    from sentinel.session.planning import Dataflow
+
+    monkeypatch.setattr(fast_memory_curve, "CURVE", ("100%",))
+    monkeypatch.setattr(RUNTIME, "configured", {"fast": Setting(8 * MIB, "sentinel.toml")})
+    run.tell_curve(argparse.Namespace(script="job", fast=None), Dataflow(profile=PROFILE, machine=MACHINE))
+    assert f"\nYou are here: {8 * MIB}, 8.00 MiB, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("saved", [False, True])
