@@ -328,18 +328,22 @@ def finish(
 
 
 def tell_curve(arguments: argparse.Namespace, flow: Dataflow) -> None:
-    """How much fast memory is enough for the step that was profiled, with what its plan keeps fast or slow."""
+    """How much fast memory is enough for the step that was profiled, with what its plan keeps fast or slow. A dry run
+    tells it also where it is to be quiet: that is what it is for."""
     from sentinel.cli.fast_memory_curve import curve_text
     from sentinel.core.pins import pins_of
 
-    if flow.profile is None or flow.machine is None:
+    if flow.profile is None or flow.machine is None or (arguments.quiet and not arguments.dry_run):
         return
     asked = said(arguments, "fast")
     if flow.budget is not None and asked is not None and parse_fast(asked).per_node:
         asked = flow.budget.fast_bytes  # this process's part
     asked = None if asked is None else str(asked)  # a file of settings may have a number
     pins = None if flow.plan is None else pins_of(flow.plan.details)
-    print(curve_text(arguments.script, flow.profile, flow.machine, asked, pins), file=sys.stderr)
+    try:
+        print(curve_text(arguments.script, flow.profile, flow.machine, asked, pins), file=sys.stderr)
+    except SentinelError as error:  # the report is written already
+        say(f"no curve of fast memory: {error}", wrong=True)
 
 
 def _why_none(failed: bool) -> str:

@@ -122,7 +122,7 @@ def test_a_dry_run_whose_last_step_is_the_watched_one_ends_as_the_script_did(
                 optimizer.step()
                 optimizer.zero_grad()
             assert sentinel.active()
-            given = argparse.Namespace(script="train.py", quiet=True, fast="50%")
+            given = argparse.Namespace(script="train.py", quiet=True, dry_run=True, fast="50%")
             finish(given, follower, KeptFiles(), limit, failed=failed)
     finally:
         set_overrides(Overrides())

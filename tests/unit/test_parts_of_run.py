@@ -32,7 +32,7 @@ from sentinel.runtime import RUNTIME
 from sentinel.system import affinity, progress
 from sentinel.system.configuration import Setting
 from sentinel.system.launched import of_this_rank
-from tests.builders import MIB
+from tests.builders import MIB, make_profile, param
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed, full_report
 
 
@@ -300,6 +300,10 @@ def test_the_curve_marks_what_was_asked_for() -> None:
     assert "(the bound)" not in alone, "no policies are compared"
 
 
+def told_of(fast: str | None, *, dry_run: bool = True, quiet: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(script="job", fast=fast, dry_run=dry_run, quiet=quiet)
+
+
 @pytest.mark.needs("torch")
 def test_the_curve_of_a_run_keeps_what_its_plan_keeps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -309,7 +313,7 @@ def test_the_curve_of_a_run_keeps_what_its_plan_keeps(
     monkeypatch.setattr(fast_memory_curve, "CURVE", ("10%", "100%"))
     plan = planner.plan(PROFILE, MACHINE, pins=Pins(fast=("layer*",)))
     flow = Dataflow(profile=PROFILE, machine=MACHINE, plan=plan)
-    run.tell_curve(argparse.Namespace(script="job", fast="50%"), flow)
+    run.tell_curve(told_of("50%"), flow)
     told = capsys.readouterr().err
     assert re.search(r"10% .* -  keep_fast names 8.00 MiB, the budget of fast memory is ", told)
     assert "\nYou are here: 50%, " not in told, "half has no room for what is kept"
@@ -324,8 +328,26 @@ def test_the_curve_of_a_run_takes_bytes_that_are_a_number(
 
     monkeypatch.setattr(fast_memory_curve, "CURVE", ("100%",))
     monkeypatch.setattr(RUNTIME, "configured", {"fast": Setting(8 * MIB, "sentinel.toml")})
-    run.tell_curve(argparse.Namespace(script="job", fast=None), Dataflow(profile=PROFILE, machine=MACHINE))
+    run.tell_curve(told_of(None), Dataflow(profile=PROFILE, machine=MACHINE))
     assert f"\nYou are here: {8 * MIB}, 8.00 MiB, " in capsys.readouterr().err
+
+
+@pytest.mark.needs("torch")
+def test_a_curve_that_fails_is_told_as_that_and_a_quiet_run_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sentinel.session.planning import Dataflow
+
+    monkeypatch.setattr(fast_memory_curve, "CURVE", ("100%",))
+    monkeypatch.setattr(progress, "ONLY_WRONG", True)
+    bare = Dataflow(profile=make_profile([param("w", MIB, [0], managed=False)], 2), machine=MACHINE)
+    run.tell_curve(told_of(None), bare)
+    assert capsys.readouterr().err.startswith("sentinel: no curve of fast memory: profile job has no managed tensor")
+    flow = Dataflow(profile=PROFILE, machine=MACHINE)
+    run.tell_curve(told_of(None, dry_run=False, quiet=True), flow)
+    assert capsys.readouterr().err == ""
+    run.tell_curve(told_of(None, quiet=True), flow)
+    assert "How much fast memory?" in capsys.readouterr().err, "it is what a dry run is for"
 
 
 @pytest.mark.parametrize("saved", [False, True])
