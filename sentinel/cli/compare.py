@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sentinel.core.profile import Profile
     from sentinel.planner.sweep import Cell, Comparison, Point, Subject
 
-FAST = ("10%", "20%", "40%", "60%", "80%")
+FAST, LIMIT_S = ("10%", "20%", "40%", "60%", "80%"), 60.0
 _TEXT = "simulate every policy by fast memory, run placements on two nodes, or compare two reports"
 _EXAMPLES = """\
 examples:
@@ -84,7 +84,6 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--curve",
         type=_amounts,
-        default=CURVE,
         metavar="AMOUNTS",
         help="more amounts of fast memory for the curve (default: every tenth, and 5%%)",
     )
@@ -97,24 +96,35 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page here as well")
     for flag, what in (("--bound-limit", "each bound"), ("--search-limit", "each search of autotm")):
-        parser.add_argument(
-            flag, type=_seconds, default=60.0, metavar="SECONDS", help=f"time limit for {what} (default 60)"
-        )
+        parser.add_argument(flag, type=_seconds, metavar="SECONDS", help=f"time limit for {what} (default {LIMIT_S:g})")
     add_json(parser)
     compare_executed.add_to(parser)
     parser.set_defaults(execute=execute)
 
 
+_OF_A_SCRIPT = ("slow", "tracker", "plan", "warm_up", "measure")
+_OF_PROFILES = ("curve", "bound_limit", "search_limit")
+_OF_BOTH = ("machine", "fast", "policies")
+
+
+def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], where: str) -> None:
+    """Raises UsageError for options of `names`, which are None where they are not given: they do nothing there."""
+    for name in names:
+        given = getattr(arguments, name) is not None
+        require((given, f"--{name.replace('_', '-')} {where}: it does nothing there", "leave it out"))
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Compare, write the page, print the table or the object."""
     check_outputs(arguments.html, read=(*arguments.profiles, *(arguments.executed or ())[:1], arguments.machine))
-    if arguments.fast is None:
-        arguments.fast = FAST if arguments.executed is None else (compare_executed.DEFAULT_FAST,)
     if arguments.executed is not None:
         if arguments.profiles:
             raise UsageError("profiles and --executed are given", "compare profiles, or execute a script")
+        _refuse(arguments, _OF_PROFILES, "with --executed")
         return compare_executed.execute(arguments)
+    _refuse(arguments, _OF_A_SCRIPT, "without --executed")
     if compare_reports.are_reports(arguments.profiles):
+        _refuse(arguments, (*_OF_BOTH, *_OF_PROFILES), "beside reports")
         return compare_reports.execute(arguments)
     require(
         (
@@ -159,14 +169,16 @@ def _compared(
     from sentinel.planner.sweep import Comparison, cells, curve, knee, make_subject, near_knee
     from sentinel.reports.price_of_moves import about_moves
 
+    in_table, along = arguments.fast or FAST, arguments.curve or CURVE
+    limits = {"time_limit_s": arguments.bound_limit or LIMIT_S, "search_s": arguments.search_limit or LIMIT_S}
     subjects: list[Subject] = []
     table: list[Cell] = []
     points: list[Point] = []
     knees = []
     for label, profile in profiles.items():
         subject = make_subject(label, profile, machine)
-        amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*arguments.fast, *arguments.curve)}
-        wanted = {amounts[fast] for fast in arguments.fast}
+        amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*in_table, *along)}
+        wanted = {amounts[fast] for fast in in_table}
         with telling(f"{label}: simulating the curve"):
             own = near_knee(subject, profile, machine, list(curve(subject, profile, machine, amounts)))
         best: dict[str, Plan] = {}
@@ -174,7 +186,6 @@ def _compared(
             if point.fast_bytes in wanted:
                 number = "1 policy" if len(policies) == 1 else f"{len(policies)} policies"
                 with telling(f"{label}: simulating {number} and the bound at {point.fast}"):
-                    limits = {"time_limit_s": arguments.bound_limit, "search_s": arguments.search_limit}
                     table += cells(subject, profile, machine, point, policies, best=best, **limits)
         subjects.append(subject)
         points += own

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sentinel.executed.child import ComparedJob
     from sentinel.reports.placement_comparison import PlacementComparison, Row
 
-DEFAULT_SLOW, DEFAULT_FAST = "numa:1", "20%"
+DEFAULT_SLOW, DEFAULT_FAST, DEFAULT_WARM_UP, DEFAULT_MEASURE = "numa:1", "20%", 4, 2
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -30,18 +30,17 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         metavar="SCRIPT",
         help="run this training script once per placement on the NUMA nodes of this host",
     )
-    group.add_argument("--slow", default=DEFAULT_SLOW, metavar="numa:N", help="the slow node (default %(default)s)")
+    group.add_argument("--slow", metavar="numa:N", help=f"the slow node (default {DEFAULT_SLOW})")
     group.add_argument("--tracker", help="tracker of our run: auto (default), ops, ebpf, perf, pagemap, uffd")
     group.add_argument("--plan", metavar="FILE", help="our run applies this saved plan, without profiling")
     group.add_argument(
         "--warm-up",
         type=whole_number,
-        default=4,
         metavar="STEPS",
-        help="steps before those measured (default %(default)s)",
+        help=f"steps before those measured (default {DEFAULT_WARM_UP})",
     )
     group.add_argument(
-        "--measure", type=whole_number, default=2, metavar="STEPS", help="steps measured (default %(default)s)"
+        "--measure", type=whole_number, metavar="STEPS", help=f"steps measured (default {DEFAULT_MEASURE})"
     )
 
 
@@ -50,6 +49,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel import need_torch
     from sentinel.reports.placement_comparison import as_object, text
 
+    arguments.slow = DEFAULT_SLOW if arguments.slow is None else arguments.slow
+    arguments.fast = arguments.fast or (DEFAULT_FAST,)
     names, slow = _checked(arguments)
     need_torch()
     end_as_by_an_interrupt()
@@ -121,7 +122,8 @@ def _job(arguments: argparse.Namespace, machine: Machine) -> ComparedJob:
         plan=arguments.plan,
     )
     overrides.check()
-    return compared_job(script, own, machine, overrides, Window(arguments.warm_up, arguments.measure))
+    window = Window(arguments.warm_up or DEFAULT_WARM_UP, arguments.measure or DEFAULT_MEASURE)
+    return compared_job(script, own, machine, overrides, window)
 
 
 def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Namespace) -> PlacementComparison:

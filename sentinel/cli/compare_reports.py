@@ -20,8 +20,6 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{len(arguments.profiles)} reports to compare", "give two: `sentinel compare before.json after.json`"
         )
-    if arguments.machine:
-        raise UsageError("--machine beside two reports", "leave it out: nothing is simulated")
     from sentinel.reports.forms import as_json, write_html
     from sentinel.reports.report_difference import Difference, DifferenceReport
     from sentinel.reports.saved_report import load_report

@@ -147,6 +147,11 @@ def test_calibrate_understands_nodes_threads_and_amounts() -> None:
             asked(calibrate, "calibrate", *wrong)
 
 
+OF_A_SCRIPT = (("slow", "numa:1"), ("tracker", "ops"), ("plan", "p.json"), ("warm-up", "4"), ("measure", "2"))
+OF_PROFILES = (("curve", "10%"), ("bound-limit", "60"), ("search-limit", "60"))
+OF_BOTH = (("machine", "cxl-m5"), ("fast", "20%"), ("policies", "static"))
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -154,6 +159,16 @@ def test_calibrate_understands_nodes_threads_and_amounts() -> None:
         (("p", "--executed", "train.py"), "profiles and --executed are given"),
         (("p", "--machine", "cxl-m5", "--policies", "best"), "best"),
         (("p", "p", "--machine", "cxl-m5"), "a profile is given twice"),
+        *(
+            ((*before, f"--{option}", value, *after), f"--{option} {where}: it does nothing there; leave it out")
+            for before, after, where, options in (
+                ((), ("--executed", __file__), "with --executed", OF_PROFILES),
+                (("p",), (), "without --executed", OF_A_SCRIPT),
+                (("a.json", "b.json"), (), "without --executed", OF_A_SCRIPT),
+                (("a.json", "b.json"), (), "beside reports", OF_BOTH + OF_PROFILES),
+            )
+            for option, value in options
+        ),
     ],
 )
 def test_compare_refuses_before_it_simulates(words: tuple[str, ...], why: str) -> None:
