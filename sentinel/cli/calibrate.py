@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import OK, add_json, add_verb, as_a_file, check_outputs, print_json, print_table, size
-from sentinel.core.rules import holding
+from sentinel.core.rules import holding, require
 from sentinel.core.units import format_bytes, format_ns, parse_bytes
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel.system.topology import topology
     from sentinel.tiers.choice import declared_words
 
+    both = arguments.slow is not None and arguments.nodes is not None
+    require((both, "--nodes with --slow: a declared tier takes the place of other nodes", "leave one out"))
     check_outputs(arguments.output)  # before anything is measured, as the rest
     if not arguments.output and not is_emulated():
         check_keeping()

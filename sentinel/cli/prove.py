@@ -87,9 +87,14 @@ def execute(arguments: argparse.Namespace) -> int:
     """Prove, write the two files, print the table or the object."""
     from sentinel.proving.proof_folder import OBJECT, PAGE
 
+    dry = arguments.dry_run
+    require(
+        (dry and arguments.json, "--dry-run with --json: what would be run is told as a table only", "leave one out"),
+        (dry and arguments.resume, "--dry-run with --resume: it does not look at what has run", "leave one out"),
+    )
     path = Path(os.path.abspath(arguments.output))
     asked = asked_for(arguments.slow, path, quick=arguments.quick, kernel=not arguments.no_kernel)
-    if arguments.dry_run:
+    if dry:
         _print_plan(asked, arguments.minutes)
         return OK
     _require_torch()

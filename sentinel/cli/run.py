@@ -32,6 +32,7 @@ from sentinel.cli.script_session import prepare_session, said, settings_wherever
 from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.interrupts import is_interrupt
+from sentinel.core.rules import require
 from sentinel.core.units import parse_fast
 from sentinel.runtime import RUNTIME
 from sentinel.system import progress
@@ -146,6 +147,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
+    require(
+        (arguments.live and arguments.quiet, "--live with --quiet: its lines would not be printed", "leave one out")
+    )
     require_no_launcher(arguments)
     RUNTIME.configured = settings_wherever_the_script_goes()
     arguments.report = said(arguments, "report")

@@ -14,11 +14,12 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sentinel import cli, files, simulator, tiers
-from sentinel.cli import calibrate, compare, compare_executed, plan, report, run, script, simulate
+from sentinel.cli import calibrate, compare, compare_executed, plan, prove, report, run, script, simulate
 from sentinel.cli.common import OK, as_a_file, machine_named
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.units import format_ns
@@ -174,6 +175,20 @@ OF_BOTH = (("machine", "cxl-m5"), ("fast", "20%"), ("policies", "static"))
 def test_compare_refuses_before_it_simulates(words: tuple[str, ...], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         compare.execute(asked(compare, "compare", *words))
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "why"),
+    [
+        (calibrate, ("calibrate", "--slow", "cxl-fpga", "--nodes", "0,1"), "--nodes with --slow"),
+        (prove, ("prove", "--dry-run", "--json"), "--dry-run with --json"),
+        (prove, ("prove", "--dry-run", "--resume"), "--dry-run with --resume"),
+        (run, ("run", "--live", "--quiet", "train.py"), "--live with --quiet"),
+    ],
+)
+def test_two_options_of_which_one_would_do_nothing_are_refused(verb: Any, words: tuple[str, ...], why: str) -> None:
+    with pytest.raises(UsageError, match=f"{why}: .*; leave one out"):
+        verb.execute(asked(verb, *words))
 
 
 def test_compare_names_profiles_by_stem_where_stems_differ() -> None:
