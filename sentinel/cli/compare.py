@@ -116,7 +116,8 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], where: str) -
 
 def execute(arguments: argparse.Namespace) -> int:
     """Compare, write the page, print the table or the object."""
-    check_outputs(arguments.html, read=(*arguments.profiles, *(arguments.executed or ())[:1], arguments.machine))
+    script = (arguments.executed or ())[:1]
+    check_outputs(arguments.html, read=(*arguments.profiles, *script, arguments.machine, arguments.plan))
     if arguments.executed is not None:
         if arguments.profiles:
             raise UsageError("profiles and --executed are given", "compare profiles, or execute a script")

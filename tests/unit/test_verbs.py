@@ -380,6 +380,7 @@ def test_what_is_read_is_not_replaced_by_what_is_written(
         ["simulate", profile, plan, "--machine", "cxl-m5", "-o", plan],
         ["report", "--profile", profile, "--run", run_file, "-o", run_file],
         ["report", run_file, "-o", run_file],
+        ["compare", "--plan", plan, "--html", plan, "--executed", __file__],
     ):
         assert cli.main(command) == 2
         assert "is read, and would be replaced by what is written; give another file" in capsys.readouterr().err
