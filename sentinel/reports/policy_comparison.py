@@ -77,9 +77,8 @@ def answer(knee: Knee | None) -> str:
     said = f"Knee (simulated): {amount(knee.fast, knee.fast_bytes)} gives {knee.speed:.1%} of all-fast speed"
     if knee.too_little_bytes is None:
         return f"{said}; less was not tried."
-    return (
-        f"{said}; the next smaller amount tried, {format_bytes(knee.too_little_bytes)}, gives below {KNEE_SHARE:.0%}."
-    )
+    less = format_bytes(knee.too_little_bytes)  # its speed is too low, or it has no plan
+    return f"{said}; the next smaller amount tried, {less}, is not enough for {KNEE_SHARE:.0%}."
 
 
 def amount(fast: str, nbytes: int) -> str:

@@ -28,6 +28,7 @@ from sentinel.planner.sweep import (
     make_subject,
     near_knee,
 )
+from sentinel.reports.policy_comparison import answer
 from tests.builders import MIB, act, make_machine, make_profile, param
 
 MACHINE = make_machine(512 * MIB)
@@ -74,9 +75,11 @@ def test_a_curve_that_stays_low_has_no_knee_and_a_high_one_has_it_first() -> Non
 
 
 def test_a_refused_amount_is_too_little() -> None:
-    found = knee(points(None, 0.97))
-    assert found is not None
-    assert found.too_little_bytes == MIB
+    for less in (None, 0.9):
+        found = knee(points(less, 0.97))
+        assert found is not None
+        assert found.too_little_bytes == MIB
+        assert answer(found).endswith("; the next smaller amount tried, 1.00 MiB, is not enough for 95%.")
 
 
 def test_all_fast_sentinel_and_all_slow_come_in_that_order() -> None:
