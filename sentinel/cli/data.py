@@ -384,7 +384,7 @@ def _source(arguments: argparse.Namespace) -> list[str] | RecordFiles:
     from sentinel import data
 
     if arguments.columns is not None:
-        return data.parquet(found, arguments.columns.split(","))
+        return data.parquet(found, [name.strip() for name in arguments.columns.split(",")])
     if arguments.tensor is not None:
         return data.safetensors(found, arguments.tensor)
     if arguments.record is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 import sentinel.data  # noqa: E402
 from sentinel.cli import main  # noqa: E402
-from sentinel.cli.data import forecast_json  # noqa: E402
+from sentinel.cli.data import _source, forecast_json  # noqa: E402
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.forecast import RANDOM  # noqa: E402
@@ -52,6 +53,13 @@ def test_plan_tells_each_order_and_whether_it_is_worth_it(
     assert "exact" in shown
     assert main(["data", "plan", *shards(tmp_path / "few", [40]), "--memory", "76KiB", "--unit", "64"]) == 0
     assert "memory 76KiB is little: chunks of 4 samples, not 64" in capsys.readouterr().out
+
+
+def test_names_of_columns_may_have_spaces_between_them() -> None:
+    given = argparse.Namespace(source=["rows.parquet"], columns="a, b", tensor=None, record=None)
+    found = _source(given)
+    assert isinstance(found, sentinel.data.RecordFiles)
+    assert found.source.kind == "parquet of a,b"
 
 
 def test_pack_says_what_it_has_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
