@@ -122,7 +122,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """The tiers, fastest first, and the links between neighbours.
+    """The tiers, fastest first, and the links between the fast tier and each slower one, in both directions.
 
     A link is no faster than its source is read and its target written: whatever moves goes through both.
 

@@ -72,7 +72,8 @@ def write_whole(path: PathLike, data: bytes, mode: int = 0o666) -> None:
                 os.fsync(file.fileno())
             os.replace(temporary, target)
         except BaseException:
-            os.unlink(temporary)
+            with suppress(FileNotFoundError):  # an interrupt may come once it has taken its place
+                os.unlink(temporary)
             raise
 
 

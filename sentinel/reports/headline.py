@@ -275,9 +275,6 @@ def _gap(plan: Plan | None, predicted: int | None) -> float | None:
     """How far the predicted step lies above the bound, as a share of the bound."""
     if plan is None:
         return None
-    told = number(plan.details.get("optimality_gap"))
-    if told is not None:
-        return told
     if plan.bound_step_ns and predicted is not None:
         return predicted / plan.bound_step_ns - 1
     return None

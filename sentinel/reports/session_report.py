@@ -146,5 +146,9 @@ def build_report(
         raise UsageError(f"executed= got a {executed.kind} run", "pass it as simulated=")
     if simulated is not None and simulated.kind != "simulated":
         raise UsageError(f"simulated= got an {simulated.kind} run", "pass it as executed=")
+    tiers = max((len(each.tier_names) for each in (plan, executed, simulated) if each is not None), default=0)
+    if machine is not None and tiers > len(machine.tiers):
+        what = f"the machine {machine.name} has {len(machine.tiers)} tiers, the plan or run has {tiers}"
+        raise UsageError(what, "give the machine that it was made for")
     reconcile(profile, plan, tuple(run for run in (executed, simulated) if run is not None))
     return Report(profile, plan, machine, executed, simulated, setup or Setup())

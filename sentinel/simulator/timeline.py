@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.cost import lost_ns, transfer_ns
+from sentinel.core.errors import PlanError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.schedule import schedule
@@ -70,6 +71,11 @@ def _jobs(plan: Plan, machine: Machine) -> list[Job]:
     links = {(link.source, link.target): link for link in machine.links}
     found = []
     for move in plan.migrations:
+        if (move.source, move.target) not in links:
+            source, target = plan.tier_names[move.source], plan.tier_names[move.target]
+            raise PlanError(
+                f"it migrates from {source} to {target}, where {machine.name} has no link", block=move.block
+            )
         link, nbytes = links[move.source, move.target], move.nbytes
         found.append(Job(move.source, move.target, nbytes, transfer_ns(link, nbytes), lost_ns(link, nbytes)))
     return found

@@ -348,6 +348,20 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     assert [p.name for p in tmp_path.iterdir()] == ["plan"]
 
 
+def test_an_interrupt_after_a_file_took_its_place_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.replace
+
+    def interrupted(*paths: Any) -> None:
+        real(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(PLAN, tmp_path / "plan")
+    assert digest(load_plan(tmp_path / "plan")) == digest(PLAN)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan"]
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     save(PLAN, tmp_path / "plan")
     (tmp_path / "latest").symlink_to("plan")

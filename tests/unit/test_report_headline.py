@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sentinel.core.errors import UsageError
 from sentinel.core.run import OUTCOMES, Run
 from sentinel.reports import Report, Setup, build_report
 from tests.builders import MIB
@@ -82,10 +83,9 @@ def test_what_is_unknown_is_none_and_never_a_word_or_zero() -> None:
 @pytest.mark.parametrize("odd", [None, "x", {"1": {}}, {"1": "x", "2": 0}, [1, 2, 3], True, {}])
 def test_details_that_are_not_what_they_should_be_are_unknown(odd: Any) -> None:
     """A plan's details are the policy's own, and may come from a file."""
-    details = {"mil": odd, "cases": odd, "optimality_gap": odd}
+    details = {"mil": odd, "cases": odd}
     report = build_report(plan=dataclasses.replace(PLAN, details=details))
     assert report.headline["mil"] is None
-    assert report.headline["optimality_gap"] is None
     assert report.headline["cases"] == ({"1": 0, "2": 0, "3": 0} if odd == {} else None)
     assert "unknown" in report.text()
 
@@ -155,3 +155,11 @@ def test_a_headline_needs_no_pandas() -> None:
         "assert build_report().headline['kind'] is None\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=600)
+
+
+def test_a_machine_of_fewer_tiers_than_the_plan_is_refused() -> None:
+    plan = dataclasses.replace(
+        PLAN, tier_names=("fast", "middle", "slow"), capacity_bytes=(*PLAN.capacity_bytes, 1 << 40)
+    )
+    with pytest.raises(UsageError, match="has 2 tiers, the plan or run has 3"):
+        build_report(plan=plan, machine=MACHINE)

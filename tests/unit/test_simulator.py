@@ -12,6 +12,7 @@ from sentinel.core.laws import check
 from sentinel.core.run import OUTCOMES
 from sentinel.simulator import lost_to_moves_ns, plain_layer_ns, simulate, simulate_lawful
 from tests.builders import GB, make_machine, make_profile, param, persistent_plan
+from tests.three_tiers import three_tiers
 
 MB = 256 * 4096  # 1,048,576 bytes: 1,048,576 ns at 1 GB/s
 SLOW_EXTRA = MB / 10 - MB / 100  # 10 GB/s instead of 100 GB/s, in ns
@@ -286,3 +287,12 @@ def test_a_step_that_is_too_long_for_tables_of_times_is_refused(layer_ns, link_b
     plan = persistent_plan(profile, [1] * 40, moves, fast_bytes=512 * MB)
     with pytest.raises(UsageError, match=r"on machine built, which is too long to simulate.*bytes per second.*FLOP"):
         simulate(plan, profile, machine)
+
+
+def test_a_migration_where_the_machine_has_no_link_is_named():
+    """Links join the fast tier with each other one."""
+    profile = make_profile([param("a", MB, [3])], 8)
+    plan = persistent_plan(profile, [1], [(0, 1, 2, 1, 3), (0, 2, 1, 4, 6)])
+    plan = replace(plan, tier_names=("fast", "middle", "slow"), capacity_bytes=(1 << 30, 1 << 30, 1 << 40))
+    with pytest.raises(PlanError, match=r"block 0.*migrates from middle to slow, where three has no link"):
+        simulate(plan, profile, three_tiers())
