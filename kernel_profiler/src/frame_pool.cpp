@@ -5,6 +5,8 @@
 #include <linux/memfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "arm.h"
 #include "system.h"
 
@@ -12,6 +14,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr int kAddSeals = 1033, kSealShrink = 2, kSealGrow = 4;  // F_ADD_SEALS and its arguments
+constexpr uint32_t kAtOnce = 8;  // frames of a call that makes huge pages: each call first asks something of all CPUs
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, from Linux 5.14 on; before, it is refused
 
 }  // namespace
@@ -41,7 +44,11 @@ int FramePool::open(uint32_t frames, uint32_t filled, bool huge, const char **st
   fd_ = out_of_the_way(static_cast<int>(fd));
   int error = map_frames(step);
   if (error == 0) *step = "filling the frames with memory (fallocate)";
-  while (error == 0 && count_ < filled) error = restore();
+  while (error == 0 && count_ < filled) {
+    const uint32_t first = count_, together = std::min(kAtOnce, filled - first);
+    collapse(first, together);
+    while (error == 0 && count_ < first + together) error = restore();
+  }
   if (error != 0) close();
   return error;
 }
@@ -71,10 +78,17 @@ long FramePool::allocate(int mode, uint32_t frame, uint64_t nbytes) {
   return error;
 }
 
-// A huge page is made of a single small one: the kernel has no other call that makes those of a memfd. Where it does
-// not, small pages do.
+// A huge page is made of a single small one: the kernel has no other call that makes those of a memfd.
+void FramePool::collapse(uint32_t first, uint32_t frames) {
+  bool made = huge_;
+  for (uint32_t frame = first; made && frame < first + frames; frame++) made = allocate(0, frame, kPage) == 0;
+  made = made && advise(address(first), frames * kFrameBytes, kCollapse) == 0;
+  std::fill_n(is_huge_.begin() + first, frames, made);
+}
+
+// Where the kernel makes no huge page of it, small ones do.
 int FramePool::fill(uint32_t frame) {
-  is_huge_[frame] = huge_ && allocate(0, frame, kPage) == 0 && advise(address(frame), kFrameBytes, kCollapse) == 0;
+  if (!is_huge_[frame]) collapse(frame, 1);
   if (is_huge_[frame]) return 0;
   const int error = static_cast<int>(allocate(0, frame, kFrameBytes));
   if (error == 0) populate(frame);
@@ -105,6 +119,7 @@ int FramePool::retire() {
   retired_.push_back(frame);
   count_--;
   huge_count_ -= is_huge_[frame] ? 1 : 0;
+  is_huge_[frame] = false;
   return 0;
 }
 

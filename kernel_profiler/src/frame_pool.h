@@ -38,6 +38,8 @@ class FramePool {
  private:
   int map_frames(const char **step);
   int fill(uint32_t frame);
+  // `frames` from `first` on, which have no memory, become huge pages, or none of them is known to be.
+  void collapse(uint32_t first, uint32_t frames);
   void populate(uint32_t frame);
   int empty(uint32_t frame);
   long allocate(int mode, uint32_t frame, uint64_t nbytes);

@@ -225,6 +225,25 @@ void small_pages_do_where_huge_ones_are_refused() {
   close_frames(frames);
 }
 
+int collapses = 0;
+
+long counts_collapses(long number, const long a[6]) {
+  collapses += number == SYS_madvise && a[2] == 25 ? 1 : 0;
+  return real(number, a);
+}
+
+// Each call asks something of all CPUs first.
+void huge_pages_are_made_several_at_once() {
+  constexpr uint32_t kMany = 20;
+  sn_system_replace(counts_collapses);
+  sn_frames *frames = open_frames(request_of(kMany, kMany, kMany));
+  sn_system_replace(nullptr);
+  if (facts(frames).huge_frames == kMany) CHECK(collapses == 3);
+  CHECK(sn_frames_resize(frames, 4) == 0 && sn_frames_resize(frames, kMany) == 0);
+  CHECK(facts(frames).pool_bytes >= kMany * kGranule);
+  close_frames(frames);
+}
+
 }  // namespace
 
 int main() {
@@ -234,5 +253,6 @@ int main() {
   a_file_that_has_ended_is_an_error();
   what_is_cancelled_stays();
   small_pages_do_where_huge_ones_are_refused();
+  huge_pages_are_made_several_at_once();
   return 0;
 }
