@@ -93,10 +93,11 @@ def annotated() -> tuple[list[nn.Module], list[Optimizer]]:
 
 
 def watch_steps(optimizer: Optimizer, owner: object) -> None:
-    """Tell the session when `optimizer` has stepped, with no ticks: for one that is named but not annotated."""
+    """Tell the session when `optimizer` has stepped, with no ticks: for one that is named but not annotated. Once it is
+    annotated, that does."""
 
-    def after(*_: object) -> None:
-        if RUNTIME.sink is not None:
+    def after(stepped: Optimizer, *_: object) -> None:
+        if RUNTIME.sink is not None and RUNTIME.optimizers.find(stepped) is None:
             RUNTIME.sink.step_boundary()
 
     optimizer.register_step_post_hook(hooks.Owned(owner, after))

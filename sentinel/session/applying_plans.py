@@ -124,7 +124,8 @@ class ApplyingPlans(State):
         context.applying.start()
         if not context.follower.detecting:
             context.job.watch_new_optimizers()
-            context.follower.detect_changes()
+            if context.follower.n_changes < MOST_CHANGES:
+                context.follower.detect_changes()
         return self
 
     def _hold_to_one_budget(self, renew: Callable[[Bucket, Dataflow], bool]) -> None:

@@ -283,4 +283,14 @@ def require_room() -> None:
 
 def _alive() -> WeakSet[Optimizer]:
     """Every optimizer that was made and is in use somewhere."""
-    return WeakSet(found for found in all_objects() if issubclass(type(found), Optimizer) and found.param_groups)
+    return WeakSet([found for found in all_objects() if issubclass(type(found), Optimizer) and _has_params(found)])
+
+
+def _has_params(optimizer: Optimizer) -> bool:
+    """Of a subclass, or of one whose making failed, even to ask may fail."""
+    try:
+        return bool(optimizer.param_groups)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        return False

@@ -42,6 +42,7 @@ class TrainingJob:
         self._found: Ordinals[Optimizer] = Ordinals()  # made later: the job may drop one, and its state is to go then
         self.left_in_place: list[tuple[str, int, str]] = []
         self._watched: WeakSet[Optimizer] = WeakSet()  # those that may have a hook of ours
+        self._is_told = self._hears_new = False  # of each optimizer's steps; whether new ones may be its own
         self._heard: WeakSet[Optimizer] = WeakSet()  # that have stepped: whether they are the job's is known
         self._followed: WeakSet[nn.Module | Optimizer] = WeakSet()  # those whose tensors were in managed memory
         self._unmoved: frozenset[int] = frozenset()  # addresses of what `adopt` left in place
@@ -63,12 +64,11 @@ class TrainingJob:
 
     def add_annotated(self) -> None:
         """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
-        since."""
-        self._let_go()
+        since. No hook is taken away: torch may be going through the hooks of a step."""
+        self._hears_new = False
         models, optimizers = annotate.annotated()
-        self._watched.update(_others(self.optimizers, optimizers))
-        for optimizer in self._watched:
-            annotate.watch_steps(optimizer, self)
+        for optimizer in _others(self.optimizers, optimizers):
+            self._watch(optimizer)
         self._add(_others(models, self.models), _others(optimizers, self.optimizers))
         for optimizer in self.optimizers:
             self._trained_by[optimizer] = [model for model in self.models if _trains(optimizer, model.parameters())]
@@ -95,10 +95,19 @@ class TrainingJob:
 
     def watch_new_optimizers(self) -> None:
         """From now on an optimizer that was made later, and trains what the job trains, is one of its own."""
-        register_optimizer_step_post_hook(hooks.Owned(self, self._after_any_step))
+        if not self._is_told:
+            register_optimizer_step_post_hook(hooks.Owned(self, self._after_any_step))
+        self._is_told = self._hears_new = True
+
+    def _watch(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._watched:
+            self._watched.add(optimizer)
+            annotate.watch_steps(optimizer, self)
 
     def _after_any_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if RUNTIME.sink is None or optimizer in self._heard:  # else a step of n optimizers looks at n² of them
+        if (
+            RUNTIME.sink is None or not self._hears_new or optimizer in self._heard
+        ):  # else a step of n optimizers looks at n² of them
             return
         own = any(optimizer is own for own in self.optimizers)
         if own or not _trains(optimizer, [param for _, param in names.parameters(self.models)]):
@@ -106,8 +115,7 @@ class TrainingJob:
             return
         self._found.join(optimizer)
         if not any(optimizer is annotated for annotated in annotate.annotated()[1]):
-            self._watched.add(optimizer)
-            annotate.watch_steps(optimizer, self)
+            self._watch(optimizer)
             RUNTIME.sink.step_boundary()
 
     def held_bytes_of(self, fast: TierSpec) -> int:
@@ -204,7 +212,7 @@ class TrainingJob:
         hooks.remove_all_of(self, torch_optimizer._global_optimizer_post_hooks)
         for optimizer in self._watched:
             annotate.stop_watching(optimizer, self)
-        self._watched = WeakSet()
+        self._watched, self._is_told = WeakSet(), False
 
     def with_annotated(self) -> tuple[list[nn.Module], list[Optimizer]]:
         """Models and optimizers, those that are annotated after those that were given."""

@@ -189,6 +189,29 @@ def test_an_optimizer_that_nobody_annotated_takes_over_and_is_heard() -> None:
     assert len(run.steps) >= 5
 
 
+def test_hooks_of_the_script_outlast_a_change_of_layers() -> None:
+    """It is found within a hook of the optimizer, while torch goes through all of them."""
+    work, seen = Reordered(), []
+    for i in range(6 + ROUNDS + 6):
+        if i == 0:
+            sentinel.start_profile(work.blocks, work.optimizer, fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+            work.optimizer.register_step_post_hook(lambda *_: seen.append(None))
+        x = torch.randn(32, 96)
+        for number in HERE if i < 6 else (0, 2, 3):
+            x = work.blocks[number](x)
+            sentinel.add_layer(f"{number}")
+        x.square().mean().backward()
+        work.optimizer.step()
+        work.optimizer.zero_grad()
+        if i == 0:
+            sentinel.end_profile()
+    session = current()
+    assert session is not None
+    assert session.context.follower.n_changes == 1
+    assert len(seen) == 6 + ROUNDS + 6
+    sentinel.stop()
+
+
 def test_an_optimizer_that_took_over_is_free_to_go_when_the_next_one_does() -> None:
     work, made = Reordered(), list[weakref.ref[Any]]()
     with sentinel.annotate(work.blocks, work.optimizer):
