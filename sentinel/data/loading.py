@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.interrupts import is_interrupt
 from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
 from sentinel.data.batching import Batching, pinned, requests_of
 from sentinel.data.delivery_counts import DeliveryCounts, EpochCounts
@@ -146,8 +147,9 @@ class Loader(IterableDataset[Any]):
                 self._stop_lost(batches, "a worker of the loader was lost", restarts)
                 batches = None
                 continue
-            except BaseException:  # what a signal's handler raises may have left half of a message unread
-                self._give_workers_up()
+            except BaseException as error:
+                if is_interrupt(error):  # half of a message may be left unread
+                    self._give_workers_up()
                 raise
             if isinstance(batch, NoRoom):
                 if restarts == MOST_RESTARTS or can_never_hold(batch.nbytes * self._asked_ahead):
