@@ -123,6 +123,11 @@ class OverlappedOptimizer:
         self.drop_spent()
         self._hooked, self._stand_ins = {}, {}
 
+    @property
+    def owes(self) -> int:
+        """How many parameters were updated in a backward pass that no step has followed yet."""
+        return len(self._spent)
+
     def drop_spent(self) -> None:
         """No step comes after the updates of this backward pass."""
         self._guard.drop([spent.parameter for spent in self._spent.values()])

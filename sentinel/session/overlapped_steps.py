@@ -61,6 +61,12 @@ class OverlappedSteps:
         hooks.remove_all_of(self, torch_optimizer._global_optimizer_pre_hooks)
         hooks.remove_all_of(self, torch_optimizer._global_optimizer_post_hooks)
         for each in self._told:
+            if each.owes:
+                say(
+                    f"overlap_optimizer: the session ends between backward and step() of {each.name}:"
+                    f" the updates of {counted(each.owes, 'parameter')} are made already",
+                    wrong=True,
+                )
             each.leave()
         self._guard.end()
         self._found = weakref.WeakKeyDictionary()

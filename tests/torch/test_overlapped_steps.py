@@ -696,6 +696,21 @@ def test_stopped_between_backward_and_step_no_update_is_made_twice(begun: Any) -
     assert not model.last.weight._post_accumulate_grad_hooks
 
 
+def test_a_last_backward_that_no_step_follows_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with overlapped():
+        model, tokens = network()
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        for batch in tokens[:2]:
+            cases.loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        cases.loss_of(model, tokens[2]).backward()
+    said = (
+        "overlap_optimizer: the session ends between backward and step() of AdamW: 4 parameters have the update already"
+    )
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_parameter_that_joins_later_is_left_to_the_step(begun: Any) -> None:
     _steps, model, optimizer, tokens = begun
     joined = nn.Parameter(torch.ones(16, 16))
