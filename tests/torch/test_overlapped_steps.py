@@ -705,10 +705,8 @@ def test_a_last_backward_that_no_step_follows_is_told(capsys: pytest.CaptureFixt
             optimizer.step()
             optimizer.zero_grad()
         cases.loss_of(model, tokens[2]).backward()
-    said = (
-        "overlap_optimizer: the session ends between backward and step() of AdamW: 4 parameters have the update already"
-    )
-    assert said in " ".join(capsys.readouterr().err.split())
+    said = "the session ends between backward and step() of AdamW: the updates of 4 parameters are made already"
+    assert f"overlap_optimizer: {said}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_parameter_that_joins_later_is_left_to_the_step(begun: Any) -> None:
