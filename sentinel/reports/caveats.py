@@ -65,10 +65,10 @@ def caveats_of(
             grade.extend(sentence(each) for each in told)
     found.serious.extend(_of_prediction(headline))
     if profile is not None:
-        _of_profile(profile, found)
+        _of_profile(profile, headline["step_ns_plain"], found)
     _of_memory(headline, setup, found)
     if machine is not None:
-        found.method.extend(_of_machine(machine))
+        found.method.extend(_of_machine(machine, compared=headline["step_ns_plain"] is not None))
     if profile is not None:
         found.method.extend(sentence(note) for note in profile.notes)
         found.method.extend(sentence(text) for text in _of_tracker(profile.quality))
@@ -227,10 +227,10 @@ def kept_steps(run: Run) -> str:
     return f"Tables and medians cover {held}; counters cover all."
 
 
-def _of_profile(profile: Profile, found: Grades) -> None:
+def _of_profile(profile: Profile, plain: int | None, found: Grades) -> None:
     if profile.provisional:
         found.notes.append("The profile is provisional: the profiled step was not like those that follow.")
-    if profile.step_ns_plain is not None and not profile.step_ns_is_measured:
+    if plain and not profile.step_ns_is_measured:
         found.method.append("The plain step time is an estimate: no step ran on stock PyTorch.")
 
 
@@ -248,12 +248,18 @@ def _of_tracker(quality: Quality) -> list[str]:
     )
 
 
-def _of_machine(machine: Machine) -> list[str]:
+def _of_machine(machine: Machine, *, compared: bool) -> list[str]:
+    """`compared`: its step stands beside a stock step."""
     declared = [tier.name for tier in machine.tiers if not tier.measured]
     names = [tier.name for tier in machine.tiers]
     declared += [f"{names[link.source]}→{names[link.target]}" for link in machine.links if not link.measured]
-    told = unpriced(machine)
-    return holding((declared, f"Machine {machine.name}: declared, not measured: {', '.join(declared)}."), (told, told))
+    told, flops = unpriced(machine), machine.flops_per_s
+    computes = f"Machine {machine.name} computes {(flops or 0) / 1e12:g} TFLOP/s: no step of it is compared with stock."
+    return holding(
+        (declared, f"Machine {machine.name}: declared, not measured: {', '.join(declared)}."),
+        (flops is not None and not compared, computes),
+        (told, told),
+    )
 
 
 def _of_memory(headline: dict[str, Any], setup: Setup, found: Grades) -> None:

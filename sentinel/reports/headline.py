@@ -32,6 +32,9 @@ def headline_of(
     predicted = simulated.step_ns if simulated is not None else None
     if predicted is None and plan is not None:
         predicted = plan.predicted_step_ns
+    # a step of where it was recorded says nothing beside one of a machine that computes otherwise
+    elsewhere = executed is None and machine is not None and machine.flops_per_s is not None
+    plain = profile.step_ns_plain if profile and not elsewhere else None
     managed, live = coverage(profile)
     unmanaged = _unmanaged(profile, executed)
     found: dict[str, Any] = {
@@ -58,8 +61,8 @@ def headline_of(
         **range_shares(plan),
         "migrated_bytes_per_step": _migrated(plan, run),
         "stall_ns_per_step": _stall(run),
-        "step_ns_plain": profile.step_ns_plain if profile else None,
-        "step_ns_plain_is_measured": profile.step_ns_is_measured if profile and profile.step_ns_plain else None,
+        "step_ns_plain": plain,
+        "step_ns_plain_is_measured": profile.step_ns_is_measured if profile and plain else None,
         "step_ns_profiled": profile.step_ns_profiled if profile else None,
         "step_ns_applied": executed.step_ns if executed else None,
         **step_spread(executed),

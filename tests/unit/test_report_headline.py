@@ -163,3 +163,19 @@ def test_a_machine_of_fewer_tiers_than_the_plan_is_refused() -> None:
     )
     with pytest.raises(UsageError, match="has 2 tiers, the plan or run has 3"):
         build_report(plan=plan, machine=MACHINE)
+
+
+def test_no_step_is_compared_with_one_of_a_machine_that_computes_otherwise() -> None:
+    """A step of 81 ms was recorded here; one of a machine of other processors says nothing beside it."""
+    compared, alone = (
+        build_report(
+            profile=PROFILE, plan=PLAN, machine=dataclasses.replace(MACHINE, flops_per_s=flops), simulated=SIMULATED
+        )
+        for flops in (None, 1.5e12)
+    )
+    assert compared.headline["step_ns_plain"] == 81_000_000
+    assert (alone.headline["step_ns_plain"], alone.headline["step_ns_plain_is_measured"]) == (None, None)
+    assert "stock step" in compared.text()
+    text = " ".join(alone.text().split())
+    assert "times a stock step" not in text
+    assert "computes 1.5 TFLOP/s: no step of it is compared with stock." in text
