@@ -91,6 +91,8 @@ def planned(plan: Plan) -> str:
         told.append(f"{served:.1%} of the bytes touched come from it")
     step = flow.simulated.step_ns if flow is not None and flow.simulated is not None else plan.predicted_step_ns
     plain = flow.profile.step_ns_plain if flow is not None and flow.profile is not None else None
+    if flow is not None and flow.machine is not None and flow.machine.flops_per_s is not None:
+        plain = None  # that machine computes otherwise than this one
     if step:
         times = f", {step / plain:.2f} times a stock step" if plain else ""
         told.append(f"predicted {format_ns(step)} a step{times}")
