@@ -36,8 +36,10 @@ QUICK, SLOW = ("-m", "not slow and not long"), ("-m", "slow and not long")
 # By folder, so that tests/unit, whose files are all quick, comes last and no process waits long for the other.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # Training first, whose bits are compared: where time is short, slow tests that come last are left out.
-FOLDERS = sorted({f"tests/{file.relative_to(ROOT).parts[1]}" for file in (ROOT / "tests").glob("*/**/test_*.py")})
-FOLDERS.sort(key=lambda folder: folder != "tests/torch")
+FOLDERS = sorted(
+    {f"tests/{file.relative_to(ROOT).parts[1]}" for file in (ROOT / "tests").glob("*/**/test_*.py")},
+    key=lambda folder: (folder != "tests/torch", folder),
+)
 # In all jobs: two lanes share the cores, and idle threads of one process's operators would otherwise spin on the core
 # that the other could use.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}

@@ -146,6 +146,8 @@ class PageAudit:
     def in_passing(self, blocks: Blocks) -> list[Check]:
         """What to look at once the moves that begin with a layer are under way: those ask for the pages of their blocks
         themselves."""
+        if not self._in_passing:  # as in most ticks of a small job
+            return []
         now = list(islice(self._in_passing, self._each_layer))
         for block in now:
             del self._in_passing[block]

@@ -105,9 +105,9 @@ class TrainingJob:
             annotate.watch_steps(optimizer, self)
 
     def _after_any_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if (
-            RUNTIME.sink is None or not self._hears_new or optimizer in self._heard
-        ):  # else a step of n optimizers looks at n² of them
+        if RUNTIME.sink is None or not self._hears_new:
+            return
+        if optimizer in self._heard:  # else a step of n optimizers looks at n² of them
             return
         own = any(optimizer is own for own in self.optimizers)
         if own or not _trains(optimizer, [param for _, param in names.parameters(self.models)]):
@@ -204,15 +204,12 @@ class TrainingJob:
 
     def close(self) -> None:
         """Let go of modules and optimizers. May be called again."""
-        self._let_go()
-        self._given, self._models, self._asked, self._found = [], [], [], Ordinals()
-        self._trained_by = WeakKeyDictionary()
-
-    def _let_go(self) -> None:
         hooks.remove_all_of(self, torch_optimizer._global_optimizer_post_hooks)
         for optimizer in self._watched:
             annotate.stop_watching(optimizer, self)
         self._watched, self._is_told = WeakSet(), False
+        self._given, self._models, self._asked, self._found = [], [], [], Ordinals()
+        self._trained_by = WeakKeyDictionary()
 
     def with_annotated(self) -> tuple[list[nn.Module], list[Optimizer]]:
         """Models and optimizers, those that are annotated after those that were given."""

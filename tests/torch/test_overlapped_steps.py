@@ -696,15 +696,10 @@ def test_stopped_between_backward_and_step_no_update_is_made_twice(begun: Any) -
     assert not model.last.weight._post_accumulate_grad_hooks
 
 
-def test_a_last_backward_that_no_step_follows_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with overlapped():
-        model, tokens = network()
-        optimizer = OPTIMIZERS["adamw"](model.parameters())
-        for batch in tokens[:2]:
-            cases.loss_of(model, batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        cases.loss_of(model, tokens[2]).backward()
+def test_a_last_backward_that_no_step_follows_is_told(begun: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    steps, model, _optimizer, tokens = begun
+    cases.loss_of(model, tokens[0]).backward()
+    steps.end()
     said = "the session ends between backward and step() of AdamW: the updates of 4 parameters are made already"
     assert f"overlap_optimizer: {said}" in " ".join(capsys.readouterr().err.split())
 
