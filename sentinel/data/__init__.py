@@ -83,7 +83,8 @@ def loader(
     - `where`: the memory for samples: `"auto"` (default: a slower NUMA node if there is one), `"slow"` (the slowest),
       `"fast"` (tensors then have less of it), `"numa:N"`, or `"file:DIR"`, a file on a disk.
     - `share`: a name. If several jobs of one user on this machine give the same name, and deliver the same epoch in the
-      same exact order at about the same time, one reads for all.
+      same exact order at about the same time, one reads for all. Jobs that select by loss keep different samples, and
+      take from each other's memory what they do not keep.
     - `peers`: the `"host:port"` of `sentinel data serve` on each machine, in the order of ranks, which then share one
       plan and one memory. `peers_password_file`: a file with their password.
     - `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`, `multiprocessing_context`: as for
@@ -101,8 +102,11 @@ def loader(
     given, (ranks, own) = rank is not None, world_and_rank(rank, world)
     if share is not None:
         path_of(share)
-        if order != "exact" or not isinstance(source, FILES):
-            raise UsageError(f"share={share!r} needs files in exact order", 'give order="exact", or leave share= out')
+        if not (order == "exact" or isinstance(order, Importance)) or not isinstance(source, FILES):
+            raise UsageError(
+                f"share={share!r} needs files in exact order, or selected by loss",
+                'give order="exact" or Importance(), or leave share= out',
+            )
     importance = order if isinstance(order, Importance) else None
     if importance is not None and not isinstance(source, FILES):
         raise UsageError(f"order={importance!r} needs files, a Dataset reads by itself", 'give files, or order="exact"')
@@ -136,10 +140,10 @@ def loader(
             feeding = PeerFeeding(data, layout, rooms, asked, servers, reads_in_flight(workers))
             return Loader(feeding, asked, batching, unit, given)
         if importance is not None:
-            shape = shape_within(nbytes, data.layout.sample_nbytes)
+            shape = shape_within(nbytes, data.layout.sample_nbytes, worth=share is not None)
             place = place_of(where, shape.nbytes, lambda: SourceReads(data).costs.read_bytes_per_s)
-            fixed = UNIT if isinstance(unit, str) else unit
-            return selecting(data, shape, importance, asked, batching, fixed, place, given)
+            fixed = unit if not isinstance(unit, str) else UNIT if share is None else 1
+            return selecting(data, shape, importance, asked, batching, fixed, place, given, share)
         feeding, unit = feeding_of_files(data, memory, asked, workers=workers, unit=unit, where=where, share=share)
     return Loader(feeding, asked, batching, unit, given)
 

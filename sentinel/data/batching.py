@@ -32,11 +32,7 @@ class Batching:
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("workers", 0), ("prefetch_factor", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(
-                    f"{name}={value!r} is not a number of at least {least}", f"give {name}={least} or more"
-                )
+            check_count(name, getattr(self, name), least)
         asked = self.multiprocessing_context
         named = asked if asked is None or isinstance(asked, str) else asked.get_start_method()
         chosen = named or multiprocessing.get_start_method(allow_none=True)
@@ -44,6 +40,12 @@ class Batching:
         if self.workers and method != "fork":
             for name in ("transform", "collate_fn"):
                 _check_pickled(getattr(self, name), name, method)
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Raises UsageError for what is no number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name}={value!r} is not a number of at least {least}", f"give {name}={least} or more")
 
 
 def requests_of(planned: EpochOrder, asked: Batching) -> list[Request]:

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.data.read_log import ReadLog
+from sentinel.data.read_log import ReadCounts, ReadLog
 from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.retries import tried
-from sentinel.data.sample_arena import DONE, EPOCH, JOINED, PULSE, RUNNING, SampleArena, chains
+from sentinel.data.sample_arena import DONE, EPOCH, JOINED, OTHERS, PULSE, RUNNING, SampleArena, chains
 from sentinel.data.source_files import ChunkRead, SourceFiles
 from sentinel.samples import ArenaPages, Staging
 
@@ -47,18 +47,6 @@ LONGEST_READ_S = 60.0
 def reads_in_flight(workers: int) -> int:
     """How many chunks are read at once for so many workers."""
     return min(max(IN_FLIGHT, workers), MOST_IN_FLIGHT)
-
-
-class Counts(NamedTuple):
-    """What was done since the reader was made: chunks read, in how many ranges, and their bytes, most pages in use,
-    reads that failed, and the time in which at least one chunk was being read."""
-
-    reads: int
-    ranges: int
-    read_bytes: int
-    peak_pages: int
-    failed: int
-    read_ns: int
 
 
 class _Read(NamedTuple):
@@ -163,10 +151,14 @@ class ChunkReader:
         return self._state.failure
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ReadCounts:
         """What was done since it was made."""
-        done = self._state.log.counts
-        return Counts(done.reads, done.ranges, done.read_bytes, self._state.peak_pages, done.failed, done.read_ns)
+        return self._state.log.counts
+
+    @property
+    def peak_pages(self) -> int:
+        """Most pages of the arena that were in use."""
+        return self._state.peak_pages
 
     @property
     def last_reads(self) -> NDArray[np.void]:
@@ -255,7 +247,7 @@ class _Reading:
         self.waited_s = 0.0
         self.under_way.clear()
         self.say_done()
-        told[JOINED:] = 0
+        told[JOINED:OTHERS] = 0
         for slot in (*stay, self.arena.slot):
             told[JOINED + slot] = mark
         told[EPOCH] = mark

@@ -63,6 +63,6 @@ class EpochCounts(DeliveryCounts):
 
     def log(self, now: Feed, reads: NDArray[np.void]) -> FeedLog:
         """Up to `now`. `reads`: the last ones of the source, with those of before and after."""
-        own = reads[(reads["start_ns"] >= self.since_ns) & (reads["number"] <= now.source_reads)]
+        own = reads[(reads["stop_ns"] >= self.since_ns) & (reads["number"] <= now.source_reads)]  # as they are counted
         has_all = len(reads) < MOST_ROWS or int(reads["number"][0]) <= self.begin.source_reads
         return FeedLog(own, self._batches.kept, has_all, self._batches.are_all)

@@ -225,7 +225,7 @@ class FileFeeding:
             source_reads=done.reads,
             source_ranges=done.ranges,
             source_bytes=done.read_bytes,
-            peak_bytes=done.peak_pages * self._arena.shape.page_bytes,
+            peak_bytes=self._reader.peak_pages * self._arena.shape.page_bytes,
             read_ns=done.read_ns,
         )
 

@@ -99,7 +99,7 @@ class Forecast:
 
 def forecast(
     source: Paths | RecordFiles,
-    memory: Sequence[str | int] = ("5%", "20%", "50%"),
+    memory: str | int | Sequence[str | int] = ("5%", "20%", "50%"),
     *,
     batch_size: int = 256,
     unit: int | str = AUTO_UNIT,
@@ -116,6 +116,7 @@ def forecast(
     `unit` and for `where`, and for a memory where no other one fits.
     """
     disk, unit = disk_named(where), checked_unit(unit)
+    memory = [memory] if isinstance(memory, str | int) else memory
     data = open_data(source)
     layout, reads = data.layout, SourceReads(data, costs)
     costs = reads.costs

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import weakref
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from sentinel.data.loading import Loader
 from sentinel.data.ranks import check_joined, of_all_ranks
 from sentinel.data.room_here import lead_for, unit_within
 from sentinel.data.sample_arena import ArenaShape
+from sentinel.data.selecting_jobs import FromSelectingJobs, SelectingJobs
+from sentinel.data.share_names import SHARE_VERSION, ShareName, identity_of
+from sentinel.data.source_files import SourceFiles
 from sentinel.samples import (
     Begun,
     Importance,
@@ -27,6 +31,7 @@ from sentinel.samples import (
     Order,
     Selection,
     Staging,
+    chances,
     narrowed,
     neighbourhoods,
     select,
@@ -45,10 +50,24 @@ class ImportanceFeeding(FileFeeding):
     """Samples of files, selected by the losses in `losses`."""
 
     def __init__(
-        self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int, importance: Importance, place: ArenaPlace
+        self,
+        data: DataFiles,
+        layout: Layout,
+        shape: ArenaShape,
+        lead: int,
+        importance: Importance,
+        place: ArenaPlace,
+        share: ShareName | None,
     ) -> None:
+        """As FileFeeding. `share`: the name of jobs that hold samples together."""
         super().__init__(data, layout, shape, lead, place=place)
         self.importance = importance
+        self._jobs: SelectingJobs | None = None
+        if share is not None:
+            self._jobs = SelectingJobs(share, self._arena)
+            weakref.finalize(self, share.close)
+            files = SourceFiles(layout, data.root, data.source)
+            self.samples = replace(self.samples, source=FromSelectingJobs(files, self._arena, data.source))
         self._neighbours = neighbourhoods(data.layout)
         """Of which substitutes are taken, whatever the memory is."""
         self.losses = np.full((2, layout.n_samples), np.nan, np.float16)
@@ -73,7 +92,15 @@ class ImportanceFeeding(FileFeeding):
         # a rank cannot know which of the next epoch's samples are its own, nor which will be substitutes
         known = order.world == 1 and not self.importance.substitute
         self._following = permutation(self.samples.n, order, epoch + 1) if known else None
-        return stage_selected(self._layout, self.samples.room, chosen.samples, self.losses[0], self._following, before)
+        if self._jobs is None:
+            worth, others = self.losses[0], None
+            return stage_selected(self._layout, self.samples.room, chosen.samples, worth, self._following, before)
+        chance = chances(self.losses[0], self.importance.beta)
+        kept = np.zeros(0, np.int64) if before is None else before.stay_sample[before.kept]
+        worth, others = self._jobs.look(chance, kept)
+        staging = stage_selected(self._layout, self.samples.room, chosen.samples, worth, None, before, others)
+        self._jobs.tell(chance, staging)
+        return staging
 
     def _exchange(self, order: Order, begins: bool) -> None:
         """Where an epoch begins, all ranks have the losses that any of them was told."""
@@ -99,6 +126,8 @@ class ImportanceFeeding(FileFeeding):
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
         found = super().caveats()
+        if self._jobs is not None:
+            found.insert(0, self._jobs.said)
         if np.isnan(self.losses[1]).all():
             found.insert(0, NO_LOSSES)
         if self.importance.substitute:
@@ -197,11 +226,21 @@ def selecting(
     unit: int,
     place: ArenaPlace,
     ranks_given: bool,
+    share: str | None,
 ) -> ImportanceLoader:
     """A loader of `data`, of which it reads `unit` samples at once, or fewer where the memory is little."""
     layout = data.layout
     if not layout.encoded:
         unit = unit_within(layout, shape, unit)
         layout = layout.cut(unit)
-    feeding = ImportanceFeeding(data, layout, shape, lead_for(data.layout, shape), importance, place)
+    lead, name = lead_for(data.layout, shape), None
+    if share is not None:
+        if layout.n_chunks < layout.n_samples or order.world > 1:
+            raise UsageError(
+                f"share={share!r} with Importance needs samples that are read one by one, and one rank",
+                "give unit=1 and files that are not decoded in chunks, or leave share= out",
+            )
+        reads = {"order": KIND, "memory": [shape.n_pages, shape.page_bytes, lead], "version": SHARE_VERSION}
+        name = ShareName(share, identity_of(data), reads)
+    feeding = ImportanceFeeding(data, layout, shape, lead, importance, place, name)
     return ImportanceLoader(feeding, order, batching, unit, ranks_given)

@@ -63,7 +63,8 @@ class Loader(IterableDataset[Any]):
         self._epoch, self._delivered = 0, 0
         self._base: Begun | None = None
         self._iteration = 0
-        self._batches = _Batches()
+        self._batches: list[Request] = []
+        """The requests that are next, as torch asks its batch samplers for them: one list for all iterations."""
         self._agreed = False
         self._asked = False
         """Whether workers may be at batches of an iteration that was left."""
@@ -204,7 +205,7 @@ class Loader(IterableDataset[Any]):
     def _worked(self, requests: list[Request]) -> Iterator[Any]:
         """(batch, how it was got) of each request, in order. Workers are made before the reader's threads are."""
         self._feeding.pause()
-        self._batches.waiting, self._asked = requests, True
+        self._batches[:], self._asked = requests, True
         if self._workers is None:
             self._workers = self._dataloader()
         batches = iter(self._workers)
@@ -253,7 +254,7 @@ class Loader(IterableDataset[Any]):
             return
         self._feeding.give_up()
         if self._workers is not None and self._batching.workers:
-            self._batches.waiting = []
+            self._batches.clear()
             batches = self._workers._iterator
             try:
                 with watched(batches):
@@ -392,22 +393,11 @@ class Loader(IterableDataset[Any]):
 def _said(served: Served) -> list[str]:
     """What a reader of the report should know of direct reads."""
     said = []
+    if served.of_jobs:
+        said.append(f"{served.of_jobs} of the hits came from the memory of other jobs")
     if served.late:
         said.append(f"{served.late} samples were not in memory in time, and were read alone")
     if served.damaged:
         what = f"{served.damaged} samples in memory were not as the reader wrote them, and were read alone"
         said.append(f"{what}: another process wrote there, or the memory is faulty")
     return said
-
-
-class _Batches:
-    """The requests that are next, as torch's batch samplers give them."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Request] = []
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.waiting)
-
-    def __len__(self) -> int:
-        return len(self.waiting)

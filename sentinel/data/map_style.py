@@ -12,6 +12,7 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from sentinel.core.errors import UsageError
+from sentinel.data.batching import check_count
 from sentinel.data.data_index import FILES, Paths, RecordFiles, open_data
 from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.file_feeding import feeding_of_files
@@ -116,6 +117,7 @@ class Samples(FetchedSamples):
         for name in options:
             if name not in _OPTIONS:
                 raise UsageError(f"there is no option {name!r}", f"the options are {', '.join(_OPTIONS)}")
+        check_count("workers", options.get("workers", 0), 0)
         if not isinstance(order, Order):
             raise UsageError(f"order={order!r} is no Order", "give Order('exact', seed=...)")
         if not isinstance(source, FILES):

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.data.busy_time import BusyTime
 from sentinel.data.last_rows import LastRows
 
 READ = ("start_ns", "stop_ns", "chunk", "nbytes", "number")
@@ -46,18 +45,27 @@ class ReadLog:
     """Of several threads that read, since it was made."""
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._busy, self._lock, self._last = BusyTime(clock), threading.Lock(), LastRows(READ)
+        self._clock, self._lock, self._last = clock, threading.Lock(), LastRows(READ)
+        self._under_way, self._since, self._busy_ns = 0, 0, 0
         self._reads = self._ranges = self._read_bytes = self._failed = 0
 
     @contextmanager
     def reading(self, chunk: int) -> Iterator[Got]:
         """Around the read of a chunk, which tells what it got; one that did not has failed."""
-        begun, got = self._busy.begin(), Got()
+        got = Got()
+        with self._lock:
+            begun = self._clock()
+            if not self._under_way:
+                self._since = begun
+            self._under_way += 1
         try:
             yield got
         finally:
-            ended = self._busy.end()
             with self._lock:
+                ended = self._clock()
+                self._under_way -= 1
+                if not self._under_way:
+                    self._busy_ns += ended - self._since
                 self._reads += got.done
                 self._ranges += got.ranges
                 self._read_bytes += got.nbytes
@@ -68,7 +76,8 @@ class ReadLog:
     def counts(self) -> ReadCounts:
         """What was done."""
         with self._lock:
-            return ReadCounts(self._reads, self._ranges, self._read_bytes, self._failed, self._busy.ns)
+            busy_ns = self._busy_ns + (self._clock() - self._since if self._under_way else 0)
+            return ReadCounts(self._reads, self._ranges, self._read_bytes, self._failed, busy_ns)
 
     @property
     def last(self) -> NDArray[np.void]:

@@ -9,6 +9,7 @@ It may be on a NUMA node, or be a file on a disk, which cannot be sealed.
                bits, its first page + 1 in the lower ones, 0 there if the read failed
     sums       a sample: a checksum of its number and its bytes
     taken      a position of the epoch: 1 once its sample was copied; one column for each of the jobs that share
+    worth      a sample, where jobs that select share: what it is worth to this job, and whether it holds it
     following  a page: the next one of the same sample
     pages      the bytes. A sample has as many pages as it needs, anywhere, so that no room is lost between samples
 
@@ -50,14 +51,16 @@ MOST_JOBS = 8
 """That share an arena."""
 MOST_PAGES = (1 << 31) - 1
 """Of an arena: their numbers are int32."""
-PULSE, RUNNING, EPOCH, DONE, WANTED, HOST_PID, HOST_FD, HOST_INODE, JOINED = range(9)
+PULSE, RUNNING, EPOCH, DONE, WANTED, HOST_PID, HOST_FD, HOST_INODE, EPOCH_NS, JOINED = range(10)
 """Counters: what rises while the reader works, and whether it does. Where jobs share: 1 + the epoch that is read, 0 if
 none that others may join; the first position whose reads may not be done. For the workers of this job: 1 + the epoch
 that they are asked for, and process, descriptor and inode of the arena that another job fills for them; process 0 if
-there is none.
-From JOINED on, a job: 1 + the epoch in which its copies are waited for."""
+there is none. Where jobs that select share: how long an epoch takes, 0 if that is not known.
+From JOINED on, a job: 1 + the epoch in which its copies are waited for. From OTHERS on, a job: process, descriptor and
+inode of its arena, in which workers of this job look too; process 0 if there is none."""
+OTHERS = JOINED + MOST_JOBS
 
-_COUNTERS = JOINED + MOST_JOBS
+_COUNTERS = OTHERS + 3 * MOST_JOBS
 _LOW = (1 << 32) - 1
 _PAGES_A_SAMPLE = 32
 """In the mean, of large samples. The last page of a sample is half empty in the mean, so a 64th of the room is lost."""
@@ -70,19 +73,22 @@ _DOWN = np.uint64(33)
 
 @dataclass(frozen=True)
 class ArenaShape:
-    """What an arena has room for: entries for `n_samples`, and `n_pages` of `page_bytes`, for `jobs` that share it."""
+    """What an arena has room for: entries for `n_samples`, and `n_pages` of `page_bytes`, for `jobs` that share it.
+    `worth`: others see what samples are worth to its job."""
 
     n_samples: int
     n_pages: int
     page_bytes: int
     jobs: int = 1
+    worth: bool = False
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Bytes of counters, entries, sums, taken, following and pages, each a multiple of the kernel's pages."""
+        """Bytes of counters, entries, sums, taken, worth, following and pages, each a multiple of the kernel's
+        pages."""
         n, pages = self.n_samples, self.n_pages
-        taken = n * self.jobs
-        return tuple(map(page_ceil, (8 * _COUNTERS, 8 * n, 4 * n, taken, 4 * pages, pages * self.page_bytes)))
+        of_samples = 8 * n, 4 * n, n * self.jobs, n * self.worth
+        return tuple(map(page_ceil, (8 * _COUNTERS, *of_samples, 4 * pages, pages * self.page_bytes)))
 
     @property
     def nbytes(self) -> int:
@@ -90,9 +96,11 @@ class ArenaShape:
         return sum(self.parts)
 
 
-def shape_within(memory_bytes: int, sample_nbytes: NDArray[np.int64], jobs: int = 1) -> ArenaShape:
-    """The largest useful arena of at most `memory_bytes` for samples of these sizes, and for so many jobs; 0 pages if
-    there is room for none.
+def shape_within(
+    memory_bytes: int, sample_nbytes: NDArray[np.int64], jobs: int = 1, *, worth: bool = False
+) -> ArenaShape:
+    """The largest useful arena of at most `memory_bytes` for samples of these sizes, for so many jobs, with or without
+    what samples are `worth`; 0 pages if there is room for none.
 
     Raises UsageError for more samples than MOST_SAMPLES.
     """
@@ -102,10 +110,11 @@ def shape_within(memory_bytes: int, sample_nbytes: NDArray[np.int64], jobs: int 
             f"give at most {MOST_SAMPLES} at once",
         )
     page = page_bytes_for(sample_nbytes)
-    left = memory_bytes - sum(ArenaShape(len(sample_nbytes), 0, page, jobs).parts) - 2 * PAGE_BYTES  # rounded up twice
+    left = memory_bytes - ArenaShape(len(sample_nbytes), 0, page, jobs, worth).nbytes
+    left -= 2 * PAGE_BYTES  # rounded up twice
     of_samples = -(-sample_nbytes // page)
     useful = int(of_samples.sum()) * 9 // 8 + int(of_samples.max())  # all samples, and some on their way
-    return ArenaShape(len(sample_nbytes), min(max(left, 0) // (page + 4), useful, MOST_PAGES), page, jobs)
+    return ArenaShape(len(sample_nbytes), min(max(left, 0) // (page + 4), useful, MOST_PAGES), page, jobs, worth)
 
 
 def page_bytes_for(sample_nbytes: NDArray[np.int64]) -> int:
@@ -146,7 +155,7 @@ class SampleArena:
         """
         self.shape, self.slot, self.place, self.node = shape, slot, place, place.node
         ends = np.cumsum((0, *shape.parts)).tolist()
-        self._of_pages = ends[5], shape.parts[5]
+        self._of_pages = ends[-2], shape.parts[-1]
         is_new = descriptors is None
         if descriptors is None:
             memory_descriptor = new_memory(shape.nbytes, place.folder)
@@ -161,7 +170,7 @@ class SampleArena:
         if is_new:
             if self.node is not None:
                 prefer(np.frombuffer(memory, np.uint8), self.node)  # before any page is there
-            self._reserve(0, shape.nbytes if reserved else ends[5])
+            self._reserve(0, shape.nbytes if reserved else ends[-2])
             RUNTIME.beside.add(self)
         self.counters: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _COUNTERS, ends[0])
         self.entries: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, shape.n_samples, ends[1])
@@ -171,8 +180,9 @@ class SampleArena:
         taken = np.frombuffer(memory, np.uint8, shape.n_samples * shape.jobs, ends[3])
         self.taken_by: NDArray[np.uint8] = taken.reshape(shape.jobs, shape.n_samples)
         self.taken: NDArray[np.uint8] = self.taken_by[slot]
-        self.following: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_pages, ends[4])
-        pages = np.frombuffer(memory, np.uint8, shape.n_pages * shape.page_bytes, ends[5])
+        self.worth: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, shape.n_samples * shape.worth, ends[4])
+        self.following: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_pages, ends[5])
+        pages = np.frombuffer(memory, np.uint8, shape.n_pages * shape.page_bytes, ends[6])
         self.pages: NDArray[np.uint8] = pages.reshape(shape.n_pages, shape.page_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -58,6 +58,8 @@ class Served:
     """The job that reads for this one was elsewhere in the epoch."""
     damaged: int = 0
     """Somebody else wrote to the memory."""
+    of_jobs: int = 0
+    """Of the hits, those from the memory of other jobs that select."""
     by_place: HitsByPlace = field(default_factory=HitsByPlace)
     """The hits, by where they lay."""
     when: Moments = field(default_factory=Moments)

@@ -26,7 +26,7 @@ from sentinel.data.sources.stored_file import is_url
 from sentinel.runtime.process import RUNTIME
 
 FOLDER = "/dev/shm"
-SHARE_VERSION = 4
+SHARE_VERSION = 5
 """Of what jobs tell one another in an arena."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RECORD_BYTES = 4096

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sentinel.samples.arena_pages import ArenaPages
 from sentinel.samples.epoch_plan import Begun, Epoch, epochs_ahead, plan, simulate
 from sentinel.samples.feed import Feed
-from sentinel.samples.importance import Importance, Selection, narrowed, select, stage_selected
+from sentinel.samples.importance import Importance, OfOthers, Selection, chances, narrowed, select, stage_selected
 from sentinel.samples.joined_ranges import JoinedRanges
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import KINDS, Order
@@ -36,6 +36,7 @@ __all__ = [
     "Importance",
     "JoinedRanges",
     "Layout",
+    "OfOthers",
     "Order",
     "RankShare",
     "Room",
@@ -45,6 +46,7 @@ __all__ = [
     "Staging",
     "WorldPlan",
     "best_unit",
+    "chances",
     "epochs_ahead",
     "narrowed",
     "neighbourhoods",

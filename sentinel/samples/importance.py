@@ -8,6 +8,7 @@ it). Samples whose loss is not known count as the most important ones. All chanc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from sentinel.samples.chunk_slice import samples_by_chunk
 from sentinel.samples.exact import stage_exact
 from sentinel.samples.layout import Layout
 from sentinel.samples.room import Room
-from sentinel.samples.staging import BEFORE, Staging
+from sentinel.samples.staging import BEFORE, DIRECT, Staging
 
 _LEAST = 0.3
 """Of the samples that were drawn, the share that `substitute` replaces: those of least importance."""
@@ -83,8 +84,7 @@ def select(
     whole = Selection(permutation, np.ones(n), np.zeros(n, np.bool_))
     if not importance.selects(epoch) or bool(np.isnan(losses).all()):
         return whole
-    rank = np.empty(n, np.int64)
-    rank[np.argsort(losses[permutation], kind="stable")] = np.arange(n)  # of each position; NaN is the highest
+    rank = _ranks(losses[permutation])
     probability = ((rank + 1) / n) ** importance.beta
     drawn = np.flatnonzero(np.random.Generator(np.random.PCG64(seed)).random(n) < probability)
     samples = permutation[drawn]
@@ -97,23 +97,46 @@ def select(
     return Selection(samples, weights, least & (samples != permutation[drawn]))
 
 
+def chances(losses: NDArray[np.float16], beta: float) -> NDArray[np.float64]:
+    """(n,) with which probability an epoch that selects delivers samples of these last `losses` (n,)."""
+    probability: NDArray[np.float64] = ((_ranks(losses) + 1) / len(losses)) ** beta
+    return probability
+
+
+def _ranks(losses: NDArray[np.float16]) -> NDArray[np.int64]:
+    """(n,) from 0; of equal ones the later one is higher, NaN is the highest."""
+    rank = np.empty(len(losses), np.int64)
+    rank[np.argsort(losses, kind="stable")] = np.arange(len(losses))
+    return rank
+
+
+class OfOthers(NamedTuple):
+    """What other jobs hold for this one too. `held`: (n,) samples that this one need not keep. `there`: (n,) those of
+    them that are in their memory by now."""
+
+    held: NDArray[np.bool_]
+    there: NDArray[np.bool_]
+
+
 def stage_selected(
     layout: Layout,
     room: Room,
     order: NDArray[np.int64],
-    losses: NDArray[np.float16],
+    worth: NDArray[Any],
     following: NDArray[np.int64] | None,
     before: Staging | None,
+    others: OfOthers | None = None,
 ) -> Staging:
-    """The staging of a rank that delivers `order` (m,). `following`: of which the next epoch's order is a part, in this
-    order; None if that is not known. `before`: the staging of the epoch before, made by this function with the same
-    layout and room, with the order that it was told would follow.
+    """The staging of a rank that delivers `order` (m,). `worth`: (n,) of each sample, NaN the most: its last loss, or
+    what several jobs say. `following`: of which the next epoch's order is a part, in this order; None if that is not
+    known. `before`: the staging of the epoch before, made by this function with the same layout and room, with the
+    order that it was told would follow. `others`: what other jobs hold.
 
-    Where samples are read one by one, a region of the room holds the most important ones over the end of the epoch.
-    Where chunks are read, single samples that stay save none, so the room is used as in exact order.
+    Where samples are read one by one, a region of the room holds those of most worth over the end of the epoch. Where
+    chunks are read, single samples that stay save none, so the room is used as in exact order.
     """
     if layout.n_chunks == layout.n_samples:
-        return _stage_region(layout, room, order, losses, before)
+        return _stage_region(layout, room, order, worth, before, others)
     known = [] if following is None else [following]
     return stage_exact(layout, room, order, known, before)
 
@@ -133,18 +156,26 @@ def narrowed(before: Staging, following: NDArray[np.int64], order: NDArray[np.in
 
 
 def _stage_region(
-    layout: Layout, room: Room, order: NDArray[np.int64], losses: NDArray[np.float16], before: Staging | None
+    layout: Layout,
+    room: Room,
+    order: NDArray[np.int64],
+    worth: NDArray[Any],
+    before: Staging | None,
+    others: OfOthers | None,
 ) -> Staging:
     """Each read brings one sample. Those of the region stay; others of the epoch before leave once they were used, and
-    give their room to those of the region that come, or stay where none comes; nothing leaves before its use."""
+    give their room to those of the region that come, or stay where none comes; nothing leaves before its use. What
+    other jobs hold is not for the region, and if they have it by now it is not read."""
     pages, m = room.pages(layout), len(order)
     largest = np.sort(pages)[::-1].cumsum()
     passing = min(room.lead + 1, int((largest <= room.n_pages).sum()))  # samples on their way, whichever they are
     room = replace(room, lead=passing - 1)
     region_pages = room.n_pages - int(largest[passing - 1])
-    by_loss = np.argsort(losses, kind="stable")[::-1]
+    most = np.argsort(worth, kind="stable")[::-1]
+    if others is not None:
+        most = most[~others.held[most]]
     in_region = np.zeros(layout.n_samples, np.bool_)
-    in_region[by_loss[pages[by_loss].cumsum() <= region_pages]] = True
+    in_region[most[pages[most].cumsum() <= region_pages]] = True
 
     last = np.full(layout.n_samples, -1)
     last[order] = np.arange(m)  # of several the last one counts
@@ -179,10 +210,12 @@ def _stage_region(
             least -= int(pages[kept[stay]])
 
     at = np.arange(m)
-    reads = np.flatnonzero((stay_of[order] < 0) & (at <= admitted[order]))
+    given = np.zeros(m, np.bool_) if others is None else others.there[order] & (stay_of[order] < 0)
+    reads = np.flatnonzero((stay_of[order] < 0) & (at <= admitted[order]) & ~given)
     stay_at = stay_of[order]
     stay_at[reads] = len(kept) + np.arange(len(reads))
-    again = np.flatnonzero(stay_at < 0)
+    stay_at[given] = DIRECT
+    again = np.flatnonzero((stay_at < 0) & ~given)
     stay_at[again] = stay_at[admitted[order[again]]]
     brought = order[reads]
     return Staging(

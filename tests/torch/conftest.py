@@ -11,6 +11,7 @@ import pytest
 import sentinel
 from sentinel.profiler.pages import native_touch
 from sentinel.system.disks import disk_of
+from tests.data_files import shards
 from tests.unlucky import compiled
 
 AHEAD_BYTES = 64 << 20
@@ -55,6 +56,19 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=place) as made:
         yield Path(made)
         assert not os.listdir(made)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes of data sets are kept for this test alone, and no reader is given up, however busy the host is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)
+
+
+@pytest.fixture
+def tars(tmp_path: Path, own_cache: None) -> list[str]:
+    """Shards of 600 samples."""
+    return shards(tmp_path, [200, 150, 250])
 
 
 @pytest.fixture(scope="session")

@@ -34,20 +34,11 @@ from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.retries import tried  # noqa: E402
 from sentinel.data.sample_arena import RUNNING  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
-from tests.data_files import number_of, shards  # noqa: E402
+from tests.data_files import number_of  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.torch.loaders import COUNT, epoch_of, loader_of, torchs  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-
-
-@pytest.fixture
-def tars(tmp_path: Path) -> list[str]:
-    return shards(tmp_path, [200, 150, 250])
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def kills_a_worker(test: Any) -> Any:

@@ -13,35 +13,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from torch import Tensor  # noqa: E402
-from torch.utils.data import Dataset  # noqa: E402
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data import Importance  # noqa: E402
 from sentinel.data.importance_loading import NO_LOSSES, ImportanceLoader  # noqa: E402
-from tests.data_files import number_of, shards  # noqa: E402
+from tests.data_files import number_of  # noqa: E402
+from tests.torch.loaders import COUNT, Numbers  # noqa: E402
 
-COUNT = 600
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 SELECTING = Importance(beta=1, warm_up=1, reuse_factor=3)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-
-
-@pytest.fixture
-def tars(tmp_path: Path) -> list[str]:
-    return shards(tmp_path, [200, 150, 250])
-
-
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def loader_of(source: Any, order: Importance = SELECTING, **options: Any) -> ImportanceLoader:

@@ -29,16 +29,7 @@ from tests.data_files import number_of, rows, shards  # noqa: E402
 from tests.processes import until  # noqa: E402
 from tests.torch.loaders import COUNT, Numbers, epoch_of, loader_of, torchs  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-
-
-@pytest.fixture
-def tars(tmp_path: Path) -> list[str]:
-    return shards(tmp_path, [200, 150, 250])
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn"), (2, "forkserver")])

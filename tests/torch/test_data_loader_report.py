@@ -24,19 +24,10 @@ from sentinel.data.page_cache import all_cached, in_page_cache
 from sentinel.data.unit_choice import CACHED
 from sentinel.reports import ReportError
 from sentinel.samples import SourceCosts, neighbourhoods, shuffle_quality
-from tests.data_files import number_of, rows, shards
+from tests.data_files import number_of, rows
 from tests.torch.loaders import COUNT, Numbers, epoch_of, loader_of, torchs
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-
-
-@pytest.fixture
-def tars(tmp_path: Path) -> list[str]:
-    return shards(tmp_path, [200, 150, 250])
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_report_adds_up(tars: list[str], tmp_path: Path) -> None:

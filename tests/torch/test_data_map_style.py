@@ -24,18 +24,11 @@ from sentinel.data.map_style import PlacedIndex, requests_in  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.runtime.process import RUNTIME  # noqa: E402
 from sentinel.samples import ALONE  # noqa: E402
-from tests.data_files import number_of, shards  # noqa: E402
+from tests.data_files import number_of  # noqa: E402
 from tests.processes import LONGEST_S  # noqa: E402
 
 COUNT = 600
 READER = "sentinel reader"
-
-
-@pytest.fixture
-def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-    return shards(tmp_path, [200, 150, 250])
 
 
 @pytest.fixture
@@ -248,6 +241,8 @@ class Within(Dataset[int]):
 
 
 def test_what_cannot_be_is_refused(tars: list[str]) -> None:
+    with pytest.raises(UsageError, match="workers='4' is not a number of at least 0"):
+        samples_of(tars, workers="4")
     with pytest.raises(UsageError, match="there is no option 'batch_size'"):
         samples_of(tars, batch_size=3)
     with pytest.raises(UsageError, match="unit=0 is not a number"):

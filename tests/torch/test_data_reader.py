@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from sentinel.data.served_samples import Served  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.staged_samples import Collate, Failed, FromArena, StagedSamples  # noqa: E402
 from sentinel.samples import Epoch, Order, Room, Staging, plan  # noqa: E402
+from tests import warm  # noqa: E402
 from tests.data_files import rows, shards  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.torch.loaders import no_thread_left_at  # noqa: E402
@@ -234,7 +234,7 @@ def test_no_thread_is_left_as_a_program_ends(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, rows(tmp_path, 2000)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = warm.run(command, env=environment)
     assert done.returncode == 0, done.stderr
     during, after = map(int, done.stdout.split())
     assert during > 0

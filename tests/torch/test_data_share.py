@@ -43,7 +43,7 @@ from sentinel.data.shared_feeding import SharedFeeding  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.staged_samples import FromArena, Request  # noqa: E402
 from sentinel.samples import DIRECT, Begun, Epoch, Order, Room, plan  # noqa: E402
-from tests.data_files import number_of, rows, shards  # noqa: E402
+from tests.data_files import number_of, rows  # noqa: E402
 from tests.processes import LONGEST_S  # noqa: E402
 
 COUNT = 600
@@ -54,11 +54,6 @@ def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for where in ("staged_samples.PATIENCE_S", "chunk_reader.APART_S", "shared_feeding.APART_S"):
         monkeypatch.setattr(f"sentinel.data.{where}", 600.0)  # however busy the host is
-
-
-@pytest.fixture
-def tars(tmp_path: Path) -> list[str]:
-    return shards(tmp_path, [200, 150, 250])
 
 
 @pytest.fixture
@@ -457,8 +452,11 @@ def test_what_is_no_name_is_refused(tars: list[str], wrong: Any) -> None:
 
 
 def test_what_cannot_be_shared_is_refused(tars: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for options in ({"order": "windowed"}, {"order": sentinel.data.Importance()}):
-        with pytest.raises(UsageError, match="needs files in exact order"):
+    for options, said in (
+        ({"order": "windowed"}, "needs files in exact order, or selected by loss"),
+        ({"order": sentinel.data.Importance()}, "needs samples that are read one by one"),  # it is given unit=16
+    ):
+        with pytest.raises(UsageError, match=said):
             loader_of(tars, name, **options)
     Path(path_of(name)).write_bytes(b"")
     os.chmod(path_of(name), 0o644)

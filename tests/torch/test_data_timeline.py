@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
-from torch.utils.data import Dataset  # noqa: E402
 
-import sentinel.data  # noqa: E402
 from sentinel.core.errors import NativeError  # noqa: E402
 from sentinel.data.delivery_counts import EpochCounts  # noqa: E402
 from sentinel.data.feed_log import FeedLog  # noqa: E402
@@ -30,22 +28,11 @@ from sentinel.reports import ReportError  # noqa: E402
 from sentinel.samples import Feed  # noqa: E402
 from sentinel.system.nodes import Node  # noqa: E402
 from sentinel.system.topology import Topology  # noqa: E402
-from tests.data_files import number_of, shards  # noqa: E402
+from tests.torch.loaders import COUNT, Numbers, loader_of  # noqa: E402
 from tests.trace_events import Slice, Traced, read  # noqa: E402
 from tests.trace_processor import TraceProcessor  # noqa: E402
 
-COUNT, FAILING = 600, 3
-
-
-@pytest.fixture
-def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-    return shards(tmp_path, [200, 150, 250])
-
-
-def loader_of(source: Any, transform: Any = number_of, **options: Any) -> Loader:
-    return sentinel.data.loader(source, transform, **{"batch_size": 32, "memory": "20%", "unit": 16, **options})
+FAILING = 3
 
 
 def with_a_chunk_that_cannot_be_read(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +133,12 @@ def test_a_timeline_whose_sums_are_not_the_reports_is_refused(tars: list[str], t
 def test_counts_of_an_epoch_begin_with_it() -> None:
     reads = np.zeros(3, NO_READS.dtype)
     counts = EpochCounts(Feed("executed", source_reads=1), COUNT)
-    reads["number"], reads["start_ns"] = (1, 2, 3), (counts.since_ns - 1, counts.since_ns, counts.since_ns + 5)
+    reads["number"], reads["start_ns"] = (1, 2, 3), counts.since_ns - 9
+    reads["stop_ns"] = (counts.since_ns - 1, counts.since_ns + 1, counts.since_ns + 5)
     counts.add(Served(samples=2, hits=1, by_place=HitsByPlace({0: (1, 10)}), when=Moments(worker=4)), 2, 20)
     log = counts.log(Feed("executed", source_reads=2), reads)
     assert isinstance(log, FeedLog)
-    assert log.reads["number"].tolist() == [2], "one was before, one ended after the counts were taken"
+    assert log.reads["number"].tolist() == [2], "one ended before, one after the counts were taken"
     assert (log.batches["worker"].tolist(), log.batches["hits"].tolist()) == ([4], [1])
     assert counts.fed(Feed("executed", source_reads=2)).feed.source_reads == 1
 
@@ -184,6 +172,22 @@ def test_a_log_keeps_the_last_rows() -> None:
     assert rows.kept["b"].tolist() == [-1, -2, -3]
 
 
+def test_reads_that_overlap_take_the_time_of_one() -> None:
+    now = [0]
+    log = ReadLog(lambda: now[0])
+    with log.reading(1):
+        now[0] = 10
+        with log.reading(2):
+            now[0] = 15
+            assert log.counts.read_ns == 15
+        now[0] = 20
+    now[0] = 100
+    assert log.counts.read_ns == 20
+    with log.reading(3):
+        now[0] = 107
+    assert log.counts.read_ns == 27
+
+
 def test_a_read_that_fails_is_no_read() -> None:
     now = iter(range(10, 100, 10))
     log = ReadLog(lambda: next(now))
@@ -194,14 +198,6 @@ def test_a_read_that_fails_is_no_read() -> None:
     assert log.counts == (1, 2, 100, 1, 20)
     assert log.last.dtype.names == READ
     assert log.last.tolist() == [(10, 20, 5, 100, 1), (30, 40, 6, -1, 1)]
-
-
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def test_of_a_dataset_batches_are_shown(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_pack_says_what_it_has_written(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_verdict_follows_from_what_reads_cost(tars: list[str]) -> None:
-    slow = sentinel.data.forecast(tars, ["20%"], costs=SourceCosts(2e6, 1e9))
+    slow = sentinel.data.forecast(tars, "20%", costs=SourceCosts(2e6, 1e9))
     assert "times as fast as random access" in slow.verdict
     assert any("declared" in note for note in slow.notes)
     exact = next(row for row in slow.rows if row.order == "exact")

@@ -40,11 +40,10 @@ from sentinel.tiers.arena_place import ANYWHERE, ArenaPlace, place_of  # noqa: E
 from sentinel.tiers.file_tier import FileTier  # noqa: E402
 from sentinel.tiers.pool_cap import PoolCap, taken_bytes  # noqa: E402
 from tests.builders import MIB, make_profile, param  # noqa: E402
-from tests.data_files import number_of, shards  # noqa: E402
 from tests.processes import LONGEST_S  # noqa: E402
+from tests.torch.loaders import COUNT, loader_of  # noqa: E402
 from tests.unit.engine_builders import emulated_machine  # noqa: E402
 
-COUNT = 600
 GB = 10**9
 
 
@@ -60,23 +59,12 @@ def _nothing_of_earlier_tests() -> None:
 
 
 @pytest.fixture
-def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-    return shards(tmp_path, [200, 150, 250])
-
-
-@pytest.fixture
 def placing() -> None:
     try:
         probes.mbind()
         probes.move_pages()
     except (probes.Missing, SentinelError) as error:
         pytest.skip(f"needs memory policies, which are refused here: {error}")
-
-
-def loader_of(source: Any, **options: Any) -> Loader:
-    return sentinel.data.loader(source, number_of, **{"batch_size": 32, "memory": "20%", "unit": 16, **options})
 
 
 def arena_of(loader: Loader) -> SampleArena:
@@ -104,7 +92,7 @@ def test_all_pages_are_on_the_node_that_was_asked_for_before_a_sample_is_read(ta
         assert numa.policy(whole.ctypes.data) == (numa.MPOL_PREFERRED, (node,))
         assert numa.bytes_on(node, [(whole.ctypes.data, whole.nbytes)]) == arena.shape.nbytes
         report = loader.report()
-        assert report.node_pages == {node: arena.shape.parts[5] // 4096}
+        assert report.node_pages == {node: arena.shape.parts[-1] // 4096}
         assert any(f"on node {node}, whose fast tier" in caveat for caveat in report.caveats)
         assert delivers_all(loader)
         assert loader.report().node_pages == report.node_pages
@@ -126,10 +114,10 @@ def test_jobs_that_share_have_their_memory_where_they_asked_for_it(tars: list[st
     loader = loader_of(tars, share=f"where-{os.getpid()}", where="fast")
     arena = arena_of(loader)
     tables = RUNTIME.bytes_beside(node)
-    assert tables == arena.shape.nbytes - arena.shape.parts[5]  # the pages are reserved as an epoch begins
+    assert tables == arena.shape.nbytes - arena.shape.parts[-1]  # the pages are reserved as an epoch begins
     assert delivers_all(loader)
     assert RUNTIME.bytes_beside(node) == arena.shape.nbytes
-    assert loader.report().node_pages == {node: arena.shape.parts[5] // 4096}
+    assert loader.report().node_pages == {node: arena.shape.parts[-1] // 4096}
     arena.let_go()
     assert RUNTIME.bytes_beside(node) == tables
 
@@ -296,7 +284,7 @@ def test_memory_is_reserved_in_parts_and_given_back_where_one_is_not_got(
     """Older kernels take back all that a call has reserved once a signal comes, and Python answers signals between
     calls only."""
     arena = SampleArena(ArenaShape(10, 10 * 1024, 4096), reserved=False)
-    tables, whole, parts, real = arena.held_bytes, arena.shape.parts[5], list[int](), os.posix_fallocate
+    tables, whole, parts, real = arena.held_bytes, arena.shape.parts[-1], list[int](), os.posix_fallocate
     stops: list[BaseException] = [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
 
     def reserved(descriptor: int, at: int, nbytes: int) -> None:

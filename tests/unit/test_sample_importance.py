@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from sentinel.core.errors import UsageError
 from sentinel.samples import (
+    DIRECT,
     ArenaPages,
     Importance,
+    OfOthers,
     Order,
     Room,
     narrowed,
@@ -93,7 +95,7 @@ def test_substitutes_come_from_neighbouring_samples_and_are_counted() -> None:
     assert np.median(np.abs(np.diff(replaced.samples[unlike]))) == 1
 
 
-def carried_out(layout, room, epochs: int, losses_at, importance, world: int = 1) -> list:
+def carried_out(layout, room, epochs: int, losses_at, importance, world: int = 1, others_at=lambda _: None) -> list:
     """Stagings of so many epochs of rank 0, each carried out by a reader."""
     reader, before, found, following = Reader(ArenaPages(room.n_pages)), None, [], None
     orders = [permutation(layout.n_samples, seed) for seed in range(epochs + 1)]
@@ -104,7 +106,7 @@ def carried_out(layout, room, epochs: int, losses_at, importance, world: int = 1
         if before is not None and following is not None:
             before = narrowed(before, following, order)
         following = after if world == 1 and not importance.substitute else None
-        before = stage_selected(layout, room, order, losses, following, before)
+        before = stage_selected(layout, room, order, losses, following, before, others_at(epoch))
         assert np.array_equal(before.order, order)
         reader.carry_out(layout, before)
         found.append(before)
@@ -125,6 +127,29 @@ def test_any_plan_of_samples_read_alone_can_be_carried_out(sizes, lead, nbytes) 
     layout = layout_of([1] * len(sizes), sizes)
     importance = Importance(beta=1, warm_up=1, reuse_factor=3)
     carried_out(layout, Room(nbytes, 1, lead), 6, lambda epoch: losses_of(len(sizes), epoch), importance)
+
+
+@given(st.lists(st.integers(1, 9), min_size=8, max_size=60), st.integers(0, 3), st.integers(10, 200), st.randoms())
+def test_what_other_jobs_hold_is_neither_read_nor_kept(sizes, lead, nbytes, chance) -> None:
+    layout, n = layout_of([1] * len(sizes), sizes), len(sizes)
+
+    def others(epoch: int) -> OfOthers:
+        held = np.array([chance.random() < 0.4 for _ in range(n)])
+        found.append(OfOthers(held, held & np.array([chance.random() < 0.7 for _ in range(n)])))
+        return found[epoch]
+
+    found: list[OfOthers] = []
+    importance = Importance(beta=1, warm_up=1, reuse_factor=3)
+    stagings = carried_out(layout, Room(nbytes, 1, lead), 6, lambda epoch: losses_of(n, epoch), importance, 1, others)
+    had: set[int] = set()
+    for staging, seen in zip(stagings, found, strict=True):
+        read = staging.order[staging.read_due]
+        assert not seen.there[read].any()
+        given_by_others = staging.order[staging.stay_at == DIRECT]
+        assert set(given_by_others) == {each for each in staging.order if seen.there[each] and each not in had}
+        kept = staging.stay_sample[staging.kept]
+        assert not seen.held[list(set(kept.tolist()) - had)].any()
+        had = set(kept.tolist())
 
 
 def test_the_most_important_samples_stay_over_the_end_of_an_epoch() -> None:

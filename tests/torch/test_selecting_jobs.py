@@ -1,0 +1,205 @@
+"""Jobs that select by loss under one name: each holds other samples, and copies from the memory of the rest."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
+
+import sentinel.data  # noqa: E402
+from sentinel.core.errors import UsageError  # noqa: E402
+from sentinel.data import Importance  # noqa: E402
+from sentinel.data.importance_loading import ImportanceLoader  # noqa: E402
+from sentinel.data.sample_arena import ArenaShape, SampleArena  # noqa: E402
+from sentinel.data.selecting_jobs import _HOLDS, SelectingJobs  # noqa: E402
+from sentinel.data.share_names import ShareName, path_of  # noqa: E402
+from tests.data_files import number_of  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
+from tests.torch.loaders import COUNT  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+SELECTING = Importance(beta=1, warm_up=1, reuse_factor=0)
+EPOCHS = 6
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Iterator[str]:
+    found = f"test-{os.getpid()}-{abs(hash(str(tmp_path)))}"
+    yield found
+    gc.collect()
+    assert not os.path.exists(path_of(found)), "the last job takes the name away"
+
+
+def loader_of(source: Any, share: str | None = None, **options: Any) -> ImportanceLoader:
+    given = {"batch_size": 32, "memory": "20%", "unit": 1, "share": share, "order": SELECTING, **options}
+    made = sentinel.data.loader(source, number_of, **given)
+    assert isinstance(made, ImportanceLoader)
+    return made
+
+
+def loss_of(sample: Any, seed: int) -> Any:
+    """Which does not change: high for the same samples in all jobs, but not alike."""
+    return (sample + (sample * (7 + 4 * seed)) % 97) / COUNT
+
+
+def epoch_of(loader: ImportanceLoader, seed: int = 0) -> list[int]:
+    found: list[int] = []
+    for batch in loader:
+        found += batch.tolist()
+        loader.report_losses(loss_of(batch, seed))
+    return found
+
+
+def arena_of(loader: ImportanceLoader) -> Any:
+    return loader._selecting._arena
+
+
+def held_by(loader: ImportanceLoader) -> set[int]:
+    """What it says that it holds."""
+    return set(np.flatnonzero(arena_of(loader).worth & _HOLDS).tolist())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_jobs_deliver_the_same_and_read_less_together(tars: list[str], name: str, workers: int) -> None:
+    alone = [loader_of(tars, seed=seed) for seed in range(2)]
+    expected = [[epoch_of(loader, seed) for _ in range(EPOCHS)] for seed, loader in enumerate(alone)]
+    jobs = [loader_of(tars, name, seed=seed, workers=workers) for seed in range(2)]
+    got: list[list[list[int]]] = [[], []]
+    for _ in range(EPOCHS):
+        for seed, loader in enumerate(jobs):
+            got[seed].append(epoch_of(loader, seed))
+    assert got == expected
+    ours, theirs = map(held_by, jobs)
+    assert len(ours) > COUNT / 8
+    assert len(theirs) > COUNT / 8
+    assert not ours & theirs
+    assert min(ours | theirs) > COUNT / 2, "together they hold those that both deliver most"
+    reads = [
+        sum(loader.report().feed.source_reads + loader.report().feed.direct_reads for loader in two)
+        for two in (alone, jobs)
+    ]
+    assert reads[1] < 0.85 * reads[0]
+    for loader in jobs:
+        report = loader.report()
+        assert report.feed.hits + report.feed.source_reads + report.feed.direct_reads == report.feed.samples
+        assert report.caveats[0] == f"share {name!r}: 1 other jobs selected from these files"
+        assert any("of the hits came from the memory of other jobs" in said for said in report.caveats)
+        loader.close()
+
+
+def test_of_two_that_hold_a_sample_one_goes_on(tars: list[str], name: str) -> None:
+    """Each planned its first epoch before the other had said what it would hold."""
+    jobs = [loader_of(tars, name) for _ in range(2)]
+    first, batches = jobs[0], [iter(jobs[0])]
+    said = arena_of(first).worth.copy()
+    arena_of(first).worth[:] = 0
+    batches.append(iter(jobs[1]))
+    arena_of(first).worth[:] = said
+    for loader, mine in zip(jobs, batches, strict=True):
+        for batch in mine:
+            loader.report_losses(loss_of(batch, 0))
+    twice = [held_by(first) & held_by(jobs[1])]
+    for _ in range(4):
+        for loader in jobs:
+            epoch_of(loader)
+        twice.append(held_by(first) & held_by(jobs[1]))
+    assert len(twice[1]) < len(twice[0]) / 2
+    assert len(twice[-1]) < len(twice[0]) / 20, "what no other sample comes for may stay"
+
+
+def test_a_job_of_shorter_epochs_counts_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ArenaShape(4, 4, 64, worth=True)
+    arenas = [SampleArena(shape) for _ in range(2)]
+    jobs = [SelectingJobs(ShareName(name, "data", {}), arena) for arena in arenas]
+    first, second = np.array([0.25, 0.5, 0.75, 1]), np.array([1, 0.75, 0.5, 0.25])
+    nothing, now = np.zeros(0, np.int64), iter([5, 5, 105, 1005])
+    monkeypatch.setattr("sentinel.data.selecting_jobs.time.monotonic_ns", lambda: next(now))
+    jobs[0].look(first, nothing)
+    worth, _ = jobs[1].look(second, nothing)
+    assert worth == pytest.approx([159, 159, 159, 159], abs=2)  # nobody knows yet how long an epoch takes
+    jobs[0].look(first, nothing)  # after 100 ns
+    worth, _ = jobs[1].look(second, nothing)  # after 1000 ns
+    assert worth == pytest.approx(127 * (second + 10 * first), abs=6)
+    for job in jobs:
+        job._share.close()
+
+
+def test_bytes_that_another_job_spoils_are_read_from_the_files(tars: list[str], name: str) -> None:
+    alone = loader_of(tars, seed=1)
+    expected = [epoch_of(alone, 1) for _ in range(4)]
+    first, second = (loader_of(tars, name, seed=seed) for seed in range(2))
+    got = []
+    for _ in range(4):
+        epoch_of(first)
+        arena_of(first).pages[:] ^= 1
+        got.append(epoch_of(second, 1))
+        arena_of(first).pages[:] ^= 1
+    assert got == expected
+    assert second.report().feed.direct_reads > 0
+    assert not any("came from the memory of other jobs" in said for said in second.report().caveats)
+
+
+PROGRAM = """
+import sys
+import sentinel.data
+from tests.data_files import number_of
+name, *tars = sys.argv[1:]
+order = sentinel.data.Importance(beta=1, warm_up=1, reuse_factor=0)
+loader = sentinel.data.loader(tars, number_of, batch_size=32, memory="20%", share=name, order=order)
+for _ in range(2):
+    for batch in loader:
+        loader.report_losses(batch / 600)
+print("here", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_job_may_be_killed(tars: list[str], name: str, workers: int) -> None:
+    alone = loader_of(tars)
+    expected = [epoch_of(alone) for _ in range(4)]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, name, *tars], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "here\n"
+        loader = loader_of(tars, name, workers=workers)
+        got = [epoch_of(loader)]
+        batches = iter(loader)
+        epoch = []
+        for number, batch in enumerate(batches):
+            epoch += batch.tolist()
+            loader.report_losses(loss_of(batch, 0))
+            if number == 3:
+                other.kill()
+                other.wait(LONGEST_S)
+        got += [epoch, epoch_of(loader), epoch_of(loader)]
+    assert got == expected
+    said = loader.report().caveats
+    assert f"share {name!r}: 0 other jobs selected from these files" in said
+    assert any("came from the memory of other jobs" in each for each in said)
+    loader.close()
+
+
+def test_what_cannot_be_shared_is_refused(tars: list[str], name: str) -> None:
+    with pytest.raises(UsageError, match="needs samples that are read one by one, and one rank"):
+        loader_of(tars, name, unit=16)
+    with pytest.raises(UsageError, match="needs samples that are read one by one, and one rank"):
+        loader_of(tars, name, rank=0, world=2)
+    with pytest.raises(UsageError, match="needs files in exact order, or selected by loss"):
+        sentinel.data.loader(tars, number_of, batch_size=32, memory="20%", order="windowed", share=name)
+    first = loader_of(tars, name, unit="auto")  # reads samples one by one
+    exact = sentinel.data.loader(tars, number_of, batch_size=32, memory="40%", unit=16, share=name)
+    epoch_of(first)
+    said = f"share {name!r}: 0 other jobs selected from these files; process {os.getpid()} shares nothing"
+    assert first.report().caveats[0].startswith(said)
+    exact.close()
