@@ -46,7 +46,8 @@ NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
 # Kept by what the jobs start, hundreds of processes: without it each compiles all of Sentinel again, in an emulated
 # machine for half a minute. What such a machine needs is made beforehand: it brings nothing back.
 NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
-BYTE_CODE = (".venv/bin/python", "-m", "compileall", "-q", "sentinel", "tests", "tools", "benchmarks", "examples")
+FOLDERS_OF_CODE = ("sentinel", "tests", "tools", "benchmarks", "examples")
+BYTE_CODE = (".venv/bin/python", "-m", "compileall", "-q", "-j0", *FOLDERS_OF_CODE)
 # A test may be skipped for what the kernel of this host does not have, not for what .ci/run installs. What needs two
 # NUMA nodes is skipped on the host, and run in the emulated machines.
 INSTALLED = (
@@ -64,7 +65,6 @@ _KNOWN_MOVES = (
     "tests/numa/test_ballast_on_nodes.py",
 )
 _PLANS = (
-    "tests/numa/test_vm_training.py",
     "tests/numa/test_vm_page_ranges.py",
     *(
         f"tests/numa/test_{name}_on_nodes.py"
@@ -80,6 +80,7 @@ _COMPARED = ("tests/numa/test_vm_compare.py",)
 # Their long tests have a machine each, too.
 LONG_ON_NODES = {
     "a proof": _PROOF,
+    "a fork and a late failure": _FAULTS,
     "GPT-2 and a loader": ("tests/numa/test_samples_on_nodes.py",),
     "all placements": _COMPARED,
 }
@@ -95,7 +96,7 @@ OTHER_FAILURE = "failed by more than tests"
 # A wrong byte is never bad luck: these compare bits with those of stock training, and what failed of them has failed.
 NEVER_AGAIN = (
     "tests/native/test_frames.py",
-    "tests/numa/test_vm_training.py",
+    "tests/numa/test_huge_pages_on_nodes.py",
     "tests/property/test_frame_laws.py",
     "tests/torch/test_bit_identity.py",
     "tests/torch/test_copied_once.py",

@@ -66,7 +66,7 @@ def test_pinned_pages() -> None:
     assert ours.told("2.weight")
 
 
-@pytest.mark.parametrize("nth", [2, 11])
+@pytest.mark.parametrize("nth", [2, pytest.param(11, marks=pytest.mark.long)])
 def test_a_call_that_fails(nth: int) -> None:
     @contextlib.contextmanager
     def failing(_model: nn.Module) -> Iterator[None]:
@@ -80,7 +80,7 @@ def test_a_call_that_fails(nth: int) -> None:
     assert bool(failed(run)) == bool(run.counters.stayed.get("ENOMEM", 0))
 
 
-@pytest.mark.parametrize("by", ["os.fork", "multiprocessing"])
+@pytest.mark.parametrize("by", ["os.fork", pytest.param("multiprocessing", marks=pytest.mark.long)])
 def test_a_fork_in_the_middle_of_a_migration(by: str) -> None:
     """While pages move both ways."""
     children: list[int | None] = []
@@ -118,17 +118,6 @@ def by_workers() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def stock_by_workers() -> Trained:
     """What stock PyTorch makes of `by_workers`."""
     return train(by_workers, ours=False)
-
-
-def test_workers_forked_again_every_epoch() -> None:
-    """Writes of the parent to pages that workers share bring them back to fast memory; they are demoted again."""
-    ours = train(by_workers, ours=True)
-    run = same(stock_by_workers(), ours)
-    assert not failed(run)
-    assert run.counters.kernel_placed_pages > 0
-    assert ours.told("copy-on-write after a fork")
-    assert run.counters.overflow_bytes == 0
-    assert (run.layers["fast_bytes"] <= run.fast_capacity_bytes).all()
 
 
 def test_pages_that_workers_share_wait_without_the_right_to_move_them() -> None:
@@ -172,8 +161,9 @@ def test_balancing_leaves_the_plan_alone(mode: str) -> None:
         assert pages(seen[0], reason="numa_misplaced", to_node=0) > 0
 
 
-def test_the_witness_counts_what_the_engine_claims() -> None:
-    """From before the first migration until all is home again; forked workers included, for strays are claimed too."""
+def test_workers_are_forked_again_every_epoch_and_the_witness_counts_what_the_engine_claims() -> None:
+    """From before the first migration until all is home again; forked workers included, for strays are claimed too:
+    writes of the parent to pages that workers share bring them back to fast memory; they are demoted again."""
     seen: list[Sightings] = []
 
     @contextlib.contextmanager
@@ -192,6 +182,11 @@ def test_the_witness_counts_what_the_engine_claims() -> None:
     by_reason.pop("compaction", None)  # which moves pages about within a node, whenever the kernel wants to
     assert by_reason == {"syscall": claimed}
     assert seen[0].lost == 0  # a page that workers map too is unmapped there as well: those records match no move
+    assert not failed(run)
+    assert run.counters.kernel_placed_pages > 0
+    assert ours.told("copy-on-write after a fork")
+    assert run.counters.overflow_bytes == 0
+    assert (run.layers["fast_bytes"] <= run.fast_capacity_bytes).all()
 
 
 def test_a_node_outside_the_cpuset() -> None:

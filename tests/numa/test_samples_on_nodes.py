@@ -61,7 +61,10 @@ def pages_on(loader: Loader, node: int) -> bool:
     return on_node and list(loader.report().node_pages) == [node]
 
 
-@pytest.mark.parametrize(("where", "node"), [("numa:1", 1), ("slow", 1), ("auto", 1), ("fast", 0)])
+@pytest.mark.parametrize(
+    ("where", "node"),
+    [*(pytest.param(word, 1, marks=pytest.mark.long) for word in ("numa:1", "auto")), ("slow", 1), ("fast", 0)],
+)
 def test_all_memory_for_samples_is_on_the_node_that_the_word_means(tokens: str, where: str, node: int) -> None:
     assert (topology().fast, topology().slower) == (0, (1,))
     loader = loader_of(tokens, where)
@@ -84,7 +87,7 @@ def test_all_memory_for_samples_is_on_the_node_that_the_word_means(tokens: str, 
 
 
 @pytest.mark.needs("redis-server")
-@pytest.mark.parametrize(("where", "node"), [("auto", 1), ("fast", 0)])  # the other words: as for a loader, above
+@pytest.mark.parametrize(("where", "node"), [pytest.param("auto", 1, marks=pytest.mark.long), ("fast", 0)])
 def test_what_a_server_holds_is_on_the_node_that_the_word_means(where: str, node: int) -> None:
     held = 8 << 20
     with free_port() as port:

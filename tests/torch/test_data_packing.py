@@ -24,6 +24,7 @@ from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.shard_packing import members_of, pack  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
+from tests import warm  # noqa: E402
 from tests.data_files import content, number_of, rows, shards  # noqa: E402
 from tests.processes import LONGEST_S  # noqa: E402
 
@@ -188,7 +189,7 @@ def test_a_disk_that_becomes_full_leaves_nothing(tmp_path: Path) -> None:
         "from sentinel.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "data", "pack", str(tmp_path / "photos"), "--to", str(tmp_path / "to")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
+    done = warm.run(command)
     assert done.returncode == 1
     assert "File too large" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]

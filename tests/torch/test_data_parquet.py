@@ -333,6 +333,6 @@ def test_a_damaged_header_is_an_error_with_the_files_name(folder: Path, kind: st
         np.save(path, np.zeros((20, 50), np.int32))
     else:
         second = [1.5] * 40 if kind == "numbers" else ["x" * number for number in range(40)]
-        pq.write_table(pa.table({"a": range(40), "b": second}), path, row_group_size=10)
+        pq.write_table(pa.table({"a": range(40), "b": second}), path, row_group_size=20)
     told = subprocess.run([sys.executable, "-c", DAMAGED, path], capture_output=True, text=True, timeout=LONGEST_S)
     assert told.returncode == 0, told.stderr[-2000:]

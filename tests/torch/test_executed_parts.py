@@ -11,7 +11,6 @@ import mmap
 import os
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,6 +25,7 @@ from sentinel.executed import comparing
 from sentinel.executed.child import Line
 from sentinel.executed.placements import ALL_FAST, OURS
 from sentinel.executed.shared_imports import _imported, _present, import_shared
+from tests import warm
 from tests.processes import LONGEST_S
 
 ROOT = Path(__file__).parents[2]
@@ -133,15 +133,8 @@ def compared(tmp_path: Path, name: str, steps: int, more: str = "") -> dict[str,
     """What a child saw of a script that does not mention Sentinel but in `more` lines of its loop."""
     script = tmp_path / "train.py"
     script.write_text(_UNCHANGED.format(steps=steps) + more)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.torch.compared_job", str(script), name],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONGEST_S,
-    )
+    command = [sys.executable, "-m", "tests.torch.compared_job", str(script), name]
+    done = warm.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.profiler.pages import native_touch, obstacle  # noqa: E402
+from tests import warm  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 ROOT = Path(__file__).parents[2]
@@ -20,15 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    return warm.run([sys.executable, *arguments], env=environment, cwd=ROOT)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 from sentinel.system.disks import disk_of  # noqa: E402
+from tests import warm  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler", "native")
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,5 @@ sentinel.stop()
 def test_it_goes_on_beside(tmp_path: Path, text: str) -> None:
     if disk_of(tmp_path).in_memory:
         pytest.skip("needs a disk: a TMPDIR that is not in memory")
-    done = subprocess.run(
-        [sys.executable, "-c", text, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = warm.run([sys.executable, "-c", text, str(tmp_path)], cwd=ROOT)
     assert done.returncode == 0, done.stderr

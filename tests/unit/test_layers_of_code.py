@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,17 +33,26 @@ def box_of(path: Path, package: Path) -> str:
     return first.removesuffix(".py")
 
 
-def imports_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Parsed once for all tests of this file, which leave it as it is."""
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def imports_of(tree: ast.Module) -> list[tuple[str, int]]:
     """(module, line) of every import, those inside functions and under TYPE_CHECKING too."""
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((name.name, node.lineno) for name in node.names)
+            found += [(name.name, node.lineno) for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: write absolute imports"
             if node.module == "sentinel":
-                yield from ((f"sentinel.{name.name}", node.lineno) for name in node.names)
+                found += [(f"sentinel.{name.name}", node.lineno) for name in node.names]
             else:
-                yield node.module or "", node.lineno
+                found.append((node.module or "", node.lineno))
+    return found
 
 
 def imported_boxes(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -62,7 +72,7 @@ def faults_of(package: Path) -> list[str]:
         if box not in LEVEL_OF:
             found.append(f"{where}:1: {box} has no level; the drawing has no such box")
             continue
-        tree = ast.parse(path.read_text(), str(path))
+        tree = tree_of(path)
         for target, line in imported_boxes(tree):
             if target != box and LEVEL_OF[target] >= LEVEL_OF[box] and (box, target) not in SIDEWAYS:
                 found.append(
@@ -77,10 +87,12 @@ def faults_of(package: Path) -> list[str]:
 def modules_imported(path: Path, package: Path) -> set[Path]:
     """The files of `package` that a file of it imports when it runs, within functions too; not for types only."""
     found: set[Path | None] = set()
-    tree = ast.parse(path.read_text())
-    for branch in [node for node in ast.walk(tree) if isinstance(node, ast.If) and _for_types(node)]:
-        branch.body = []
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree_of(path)))
+    branches = [node for node in nodes if isinstance(node, ast.If) and _for_types(node)]
+    for_types = {child for branch in branches for each in branch.body for child in ast.walk(each)}
+    for node in nodes:
+        if node in for_types:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {
                 _file(package, f"{node.module}.{name.name}") or _file(package, node.module) for name in node.names
@@ -193,7 +205,7 @@ def test_the_table_names_only_what_is_there() -> None:
     """Each package exists, and each permission is used."""
     used: set[tuple[str, str]] = set()
     for path in modules_of(ROOT / "sentinel"):
-        tree, box = ast.parse(path.read_text()), box_of(path, ROOT / "sentinel")
+        tree, box = tree_of(path), box_of(path, ROOT / "sentinel")
         used |= {(box, target) for target, _ in imported_boxes(tree)}
         used |= {(box, module.split(".")[0]) for module, _ in imports_of(tree)}
     assert [path_of(package) for package in LEVEL_OF if not (ROOT / path_of(package)).exists()] == []

@@ -223,7 +223,7 @@ def test_only_what_is_made_from_results_is_said_to_be() -> None:
         data_page.LIMITS_BEGIN,
     }
     made |= {data_page.RANKS_BEGIN, importance_page.BEGIN}
-    assert page == importance_page.rewritten(page, told("importance.json"))
+    assert page == importance_page.rewritten(page, told("importance.json"), told("selecting-jobs.json"))
     assert set(re.findall("<!-- .*: made by .* -->", page)) == made
 
 
