@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Told = Mapping[str, Any]
@@ -12,14 +12,18 @@ Told = Mapping[str, Any]
 def where(told: Told) -> str:
     """When and where it was made, as the end of a sentence and a stop."""
     machine, versions = told["machine"], told["versions"]
-    cpu = " ".join((machine["cpu"] or "unknown processor").split()[:2])
     memory = (machine["memory_bytes"] or 0) / 2**30
     kernel = machine["kernel"].split("-")[0]
     commit = f", commit {told['commit']}" if "commit" in told else ""
     return (
-        f"made {told['when'][:10]}{commit}, {machine['cores']} cores of an {cpu}, {memory:.0f} GiB, Linux {kernel},"
-        f" Python {versions['python']}, torch {versions['torch']}."
+        f"made {told['when'][:10]}{commit}, {machine['cores']} cores of an {processor(machine)}, {memory:.0f} GiB,"
+        f" Linux {kernel}, Python {versions['python']}, torch {versions['torch']}."
     )
+
+
+def processor(machine: Told) -> str:
+    """The first two words of its name."""
+    return " ".join((machine["cpu"] or "unknown processor").split()[:2])
 
 
 def between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
@@ -40,6 +44,12 @@ def headings(*titles: str) -> Iterator[str]:
     """The head of a table."""
     yield f"| {' | '.join(titles)} |"
     yield f"|{' --- |' * len(titles)}"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A whole table."""
+    yield from headings(*heads)
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 def ratio(found: Told) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import _bench, validation_page
 from benchmarks._blind_commitment import FIRST, FORCED, outcome_of, results_of, tries_in
+from benchmarks._page_parts import headings, processor
 from sentinel.core.units import format_bytes
 
 PAGE = _bench.ROOT / "docs" / "validation.md"
@@ -106,7 +107,7 @@ def _section(folder: Path, stem: str) -> Iterator[str]:
         option=" --quick" if stem else "",
         stem=stem,
         cores=told["machine"]["cores"],
-        cpu=" ".join((told["machine"]["cpu"] or "unknown processor").split()[:2]),
+        cpu=processor(told["machine"]),
         torch=f"torch {told['versions']['torch']}",
         first=whens[0],
         last=whens[-1],
@@ -195,8 +196,7 @@ def _goals(found: Mapping[str, Any]) -> Iterator[str]:
 def _table(cells: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any]) -> Iterator[str]:
     heads = ["example", "policy", "moved a step", "predicted", "executed", "quartiles", "least … most", "error"]
     heads.append("of added time")
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{' --- |' * len(heads)}"
+    yield from headings(*heads)
     for each in sorted(cells, key=lambda cell: cell["example"]):
         least, lower, _, upper, most = spread(each["ratios"])
         row = predicted[each["example"]].get("policies", {}).get(each["policy"], {})

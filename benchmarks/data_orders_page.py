@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._page_parts import table
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 Told = Mapping[str, Any]
 
@@ -52,7 +54,7 @@ def _rows(told: Told) -> Iterator[str]:
     yield "The first epoch begins with empty memory; of the next three the largest count is shown. `mixed`: distinct"
     yield f"chunks in a batch of {told['settings']['batch']}; `span`: how much of the epoch lies between the first"
     yield "and the last sample of a chunk. `memory`: most in use, of what was given.\n"
-    yield from _table(
+    yield from table(
         ("C", "r", "order", "first epoch", "next epochs", "bytes read / data", "mixed", "span", "memory"),
         [
             (
@@ -94,7 +96,7 @@ def _large(told: Told) -> Iterator[str]:
     first = told["results"]["large"][0]
     yield f"## Planning {first['samples']:,} samples\n"
     yield f"C={first['chunk']}, r={first['share']}; processor time of each of three epochs, permutations given.\n"
-    yield from _table(
+    yield from table(
         ("order", "reads a chunk", "seconds of a processor"),
         [
             (
@@ -112,7 +114,7 @@ def _ranks(told: Told) -> Iterator[str]:
     yield "## Several ranks\n"
     yield "Exact order, C=64, r=0.2 each, reads a chunk of all ranks in the third epoch: each rank planning for itself,"
     yield "and one plan over the memory of all.\n"
-    yield from _table(
+    yield from table(
         ("ranks", "each for itself", "one plan"),
         [(str(row["world"]), f"{row['apart']:.2f}", f"{row['together']:.2f}") for row in told["results"]["ranks"]],
     )
@@ -125,7 +127,7 @@ def _units(told: Told) -> Iterator[str]:
     yield "64. What stays of a chunk is read, and gaps that take no longer than another read. The cheapest is taken."
     yield "Of reads in flight the latencies overlap, the bytes do not.\n"
     names = list(told["results"]["units"][0]["ns_a_sample"])
-    yield from _table(
+    yield from table(
         ("source", *names, "taken"),
         [
             (
@@ -136,13 +138,6 @@ def _units(told: Told) -> Iterator[str]:
             for row in told["results"]["units"]
         ],
     )
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(heads) + " |"
-    yield "| " + " | ".join("---" for _ in heads) + " |"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
 
 
 if __name__ == "__main__":

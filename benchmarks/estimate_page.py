@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks._page_parts import processor
 from sentinel.core.units import format_bytes
 
 _HEAD = """# How far an estimate is off
@@ -40,7 +41,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield _HEAD.format(
         when=told["when"],
         cores=machine["cores"],
-        cpu=" ".join((machine["cpu"] or "unknown processor").split()[:2]),
+        cpu=processor(machine),
         kernel=machine["kernel"].split("-")[0],
         torch=told["versions"]["torch"],
         threads=settings["threads"],

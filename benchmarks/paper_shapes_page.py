@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks._page_parts import table
 from benchmarks.ladder import RUNGS
 
 _TEXT = {
@@ -102,7 +103,7 @@ def _lines(found: Mapping[str, Any], fast: Sequence[str]) -> Iterator[str]:
     inputs = [f["inputs"] for f in families.values()]
     ratios = [i["slow_traffic_s"] / i["fast_traffic_s"] for i in inputs]
     yield _TEXT["why"].format(ratio=f"{min(ratios):.1f} to {max(ratios):.1f}")
-    yield from _table(
+    yield from table(
         ("", "FLOPs alone s", "traffic, fast s", "traffic, slow s", "slow-only", "without overlap", "in the paper"),
         [
             (name, *(f"{i[key]:.2f}" for key in ("compute_s", "fast_traffic_s", "slow_traffic_s")), *_slow_only(f, i))
@@ -124,7 +125,7 @@ def _lines(found: Mapping[str, Any], fast: Sequence[str]) -> Iterator[str]:
         )
         yield f"- {name}: {sweep}"
     yield _TEXT["ladder"]
-    yield from _table(("", *RUNGS), [(name, *(f"{f['ladder'][r]:.3f}" for r in RUNGS)) for name, f in families.items()])
+    yield from table(("", *RUNGS), [(name, *(f"{f['ladder'][r]:.3f}" for r in RUNGS)) for name, f in families.items()])
     yield _TEXT["fits"].format(fits=", ".join(f"{name} {f['fits']:.4f}" for name, f in families.items()))
 
 
@@ -148,7 +149,7 @@ def _fractions(families: Mapping[str, Any], paper: Mapping[str, Any], key: str, 
         mean.append(f"{ours_mean:.2f} / {theirs:.2f}")
     rows.append(("mean", *(("",) if slower else ()), *mean))
     heads = ("ours / paper's", *(("slow tier slower by",) if slower else ()), *fast)
-    yield from _table(heads, rows)
+    yield from table(heads, rows)
 
 
 def _over_slow(families: Mapping[str, Any], paper: Mapping[str, Any]) -> Iterator[str]:
@@ -158,7 +159,7 @@ def _over_slow(families: Mapping[str, Any], paper: Mapping[str, Any]) -> Iterato
         described = f["fraction"]["sentinel-2021"]["20%"] / next(iter(f["slow_only"].values()))
         when_slower = f["fraction_when_slower"]["sentinel-2021"]["20%"] / f["paper_slow_only"]
         rows.append((name, f"{described:.2f}", f"{when_slower:.2f}", f"{paper[name]['over_slow']:.1f}"))
-    yield from _table(("over slow-only, 20 %", "described machine", "slow tier made slower", "in the paper"), rows)
+    yield from table(("over slow-only, 20 %", "described machine", "slow tier made slower", "in the paper"), rows)
 
 
 def _swapped(found: Mapping[str, Any]) -> Iterator[str]:
@@ -174,14 +175,14 @@ def _swapped(found: Mapping[str, Any]) -> Iterator[str]:
         "sentinel-2021",
     )
     yield _TEXT["swapped"]
-    yield from _table(("", *heads), [(name, *_room(f["room"])) for name, f in families.items()])
+    yield from table(("", *heads), [(name, *_room(f["room"])) for name, f in families.items()])
     slow = {name: f["paper_slow_only"] for name, f in families.items()}
     dcgan, resnet = families["dcgan"]["room"], families["resnet32"]["room"]
     over, reached = dcgan["bound"] / slow["dcgan"], resnet["sentinel"] / slow["resnet32"]
     yield _TEXT["swapped_end"].format(
         dcgan=dcgan["bound"], over=over, resnet=reached, wide=dcgan["wide"], widest=dcgan["widest"]
     )
-    yield from _table(("DCGAN, batch", *heads), [(str(batch), *_room(told)) for batch, told in batches.items()])
+    yield from table(("DCGAN, batch", *heads), [(str(batch), *_room(told)) for batch, told in batches.items()])
     best = max(batches, key=lambda batch: float(batches[batch]["sentinel"]))
     yield _TEXT["batches_end"].format(
         best=best,
@@ -197,10 +198,3 @@ def _room(told: Mapping[str, Any]) -> tuple[str, ...]:
     shares = (f"{told[key]:.0%}" for key in ("persistent", "wide", "widest"))
     speeds = (f"{told[key]:.3f}" for key in ("bound", "sentinel", "sentinel-2021"))
     return f"{told['bytes_per_kflop']:.0f}", *shares, *speeds
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(heads) + " |"
-    yield "| " + " | ".join("---" for _ in heads) + " |"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"

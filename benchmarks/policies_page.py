@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import traces
+from benchmarks._page_parts import table
 from benchmarks.policies import MACHINES, summary
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -250,7 +251,7 @@ def _missed(told: dict[str, Any], places: Sequence[tuple[str, str]]) -> Iterator
         rows.append(
             (machine, fast, f"{share:.4f}", f"{worst['trace']} {worst['of_bound']['sentinel']:.3f}", unforgiving)
         )
-    yield from _table(("machine", "fast", "mean", "least", "unforgiving"), rows)
+    yield from table(("machine", "fast", "mean", "least", "unforgiving"), rows)
     yield ""
 
 
@@ -267,7 +268,7 @@ def _exchanging(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
         most, cell = max(gains, key=lambda gain: gain[0])
         mean = sum(gain for gain, _ in gains) / len(gains)
         rows.append((name, f"{len(gains)}", f"{mean:.2%}", f"{most:.1%} ({cell['machine']}, {cell['fast']})"))
-    yield from _table(("trace", "cells", "mean", "most"), rows)
+    yield from table(("trace", "cells", "mean", "most"), rows)
 
 
 def _behind(told: dict[str, Any]) -> Iterator[str]:
@@ -277,7 +278,7 @@ def _behind(told: dict[str, Any]) -> Iterator[str]:
         yield f"In none of the {n} cells is a rival more than 0.5 % faster than `sentinel`."
         return
     yield f"In {len(rows)} of {n} cells times rivals a rival is more than 0.5 % faster than `sentinel`:\n"
-    yield from _table(
+    yield from table(
         ("trace", "machine", "fast", "rival", "faster by"),
         [(r["trace"], r["machine"], r["fast"], r["rival"], f"{r['by'] - 1:.1%}") for r in rows],
     )
@@ -300,7 +301,7 @@ def _forgiving(told: dict[str, Any]) -> Iterator[str]:
     yield "0.5 % as described:\n"
     names = ("worse", "half_links", "described")
     shown = [(r["trace"], r["machine"], r["fast"], *(f"{r[n]:.3f}" if n in r else "" for n in names)) for r in rows]
-    yield from _table(("trace", "machine", "fast", "worse: times best-static", "half the links", "as described"), shown)
+    yield from table(("trace", "machine", "fast", "worse: times best-static", "half the links", "as described"), shown)
 
 
 def _effort(cells: list[dict[str, Any]]) -> Iterator[str]:
@@ -324,7 +325,7 @@ def _means(told: dict[str, Any], machine: str) -> Iterator[str]:
         speeds = [f"{of_speed[f]:.3f}" if f in of_speed else "" for f in fast]
         rows.append((policy, *means, f"{least['share']:.3f} ({least['trace']})", *speeds))
     heads = ("policy", *(f"of bound, {f}" for f in fast), "worst of all traces", *(f"of fast-only, {f}" for f in fast))
-    yield from _table(heads, rows)
+    yield from table(heads, rows)
     yield from _roadmap(told, machine, fast)
     some = [policy for policy in shares if len(shares[policy]) < len(fast) or policy == "autotm"]
     if some:
@@ -341,7 +342,7 @@ def _roadmap(told: dict[str, Any], machine: str, fast: Sequence[str]) -> Iterato
     if held:
         yield "\nFast memory held in the mean over the step, as a share of what there is:\n"
         rows = [(p, *(f"{by_fast[f]:.3f}" if f in by_fast else "" for f in fast)) for p, by_fast in held.items()]
-        yield from _table(("policy", *fast), rows)
+        yield from table(("policy", *fast), rows)
 
 
 def _by_trace(cells: list[dict[str, Any]]) -> Iterator[str]:
@@ -354,7 +355,7 @@ def _by_trace(cells: list[dict[str, Any]]) -> Iterator[str]:
             row.append(_against_best(by_fast[share]) if share in by_fast else "")
         rows.append(tuple(row))
     yield "\n`sentinel`, and the best rival, as shares of the bound (loose: of the time with all in fast memory):\n"
-    yield from _table(("trace", *fast), rows)
+    yield from table(("trace", *fast), rows)
 
 
 def _against_best(cell: dict[str, Any]) -> str:
@@ -362,13 +363,6 @@ def _against_best(cell: dict[str, Any]) -> str:
     best = max(rivals, key=lambda policy: rivals[policy])
     loose = " (loose)" if cell["loose"] else ""
     return f"{cell['of_bound']['sentinel']:.3f}{loose}; {best} {rivals[best]:.3f}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(heads) + " |"
-    yield "| " + " | ".join("---" for _ in heads) + " |"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks._page_parts import processor, ratio
+
 _HEAD = """# What a profiled step costs
 
 `python -m benchmarks.profiling {settings}--into docs/profiling.json`, {when}: {cores} cores of an {cpu},
@@ -71,7 +73,7 @@ def _lines(told: Mapping[str, Any], arguments: str) -> Iterator[str]:
         settings=f"{arguments} " if arguments else "",
         when=told["when"],
         cores=machine["cores"],
-        cpu=" ".join((machine["cpu"] or "unknown processor").split()[:2]),
+        cpu=processor(machine),
         memory=(machine["memory_bytes"] or 0) / 2**30,
         kernel=machine["kernel"].split("-")[0],
         torch=told["versions"]["torch"],
@@ -98,7 +100,7 @@ def _lines(told: Mapping[str, Any], arguments: str) -> Iterator[str]:
 
 
 def _row(name: str, found: Mapping[str, Any]) -> list[str]:
-    ratios = [_ratio(found[key]) if key in found else "–" for key in ("step_over_stock", "cpu_over_stock")]
+    ratios = [ratio(found[key]) if key in found else "–" for key in ("step_over_stock", "cpu_over_stock")]
     counts = [f"{found[key] / 1000:,.0f}" if found.get(key) is not None else "–" for key in _COUNTS]
     around = [f"{found[key] / 1e9:.2f}" if key in found else "–" for key in ("start_ns", "stop_ns")]
     return [f"`{name}`", f"{found['step_ns'] / 1e9:.2f}", *ratios, *counts, *around]
@@ -118,11 +120,6 @@ def _in_all(name: str, variants: Mapping[str, Any]) -> str:
 
 
 _COUNTS = ("touched_pages", "written_pages")
-
-
-def _ratio(found: Mapping[str, Any]) -> str:
-    spread = f" ({found['least']:.2f}–{found['most']:.2f})" if len(found["rounds"]) > 1 else ""
-    return f"{found['median']:.2f}{spread}"
 
 
 def _span(values: list[float], form: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import traces
+from benchmarks._page_parts import table
 from sentinel.core.units import format_bytes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -86,7 +87,7 @@ def _in_its_mean(rows: Sequence[Told]) -> Iterator[str]:
     yield "## In the memory that TierTrain's policy holds in the mean\n"
     yield "Ours may hold at its peak what `tiertrain` holds in the mean.\n"
     figures = [f"{who}: {what}" for who in ("tiertrain", "ours") for what in ("mean", "peak", "slower")]
-    yield from _table(("network", "machine", "stock peak", "stock mean", *figures), [_beside(row) for row in rows])
+    yield from table(("network", "machine", "stock peak", "stock mean", *figures), [_beside(row) for row in rows])
     behind = [row for row in rows if not _ahead(row)]
     names = ", ".join(f"{row['network']} on {row['machine']}" for row in behind)
     if behind:
@@ -115,7 +116,7 @@ def _within(rows: Sequence[Told], goal: Told) -> Iterator[str]:
         ours = row["ours_within_goal_time"]
         figures = ("none", "", "") if ours is None else _figures(ours)
         found.append((row["network"], row["machine"], *figures))
-    yield from _table(("network", "machine", "mean", "peak", "slower"), found)
+    yield from table(("network", "machine", "mean", "peak", "slower"), found)
 
 
 def _goal(rows: Sequence[Told], goal: Told) -> Iterator[str]:
@@ -137,7 +138,7 @@ def _goal(rows: Sequence[Told], goal: Told) -> Iterator[str]:
                 _verdict(ours, goal),
             )
         )
-    yield from _table(("network", "machine", "mean", "peak", "slower", "bound", "exchange bound", "goal"), found)
+    yield from table(("network", "machine", "mean", "peak", "slower", "bound", "exchange bound", "goal"), found)
 
 
 def _verdict(ours: Told, goal: Told) -> str:
@@ -148,13 +149,6 @@ def _verdict(ours: Told, goal: Told) -> str:
 
 def _figures(plan: Told) -> tuple[str, str, str]:
     return f"−{plan['mean_saved']:.0%}", f"−{plan['peak_saved']:.0%}", f"{plan['slower']:.1%}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(heads) + " |"
-    yield "| " + " | ".join("---" for _ in heads) + " |"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
 
 
 def joined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

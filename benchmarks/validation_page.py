@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks._page_parts import headings, processor
 from sentinel.core.units import format_bytes
 
 _HEAD = """{heading}
@@ -88,7 +89,7 @@ def _lines(told: Mapping[str, Any], stem: str, heading: str) -> Iterator[str]:
         first=days[0],
         last=days[-1],
         cores=told["machine"]["cores"],
-        cpu=" ".join((told["machine"]["cpu"] or "unknown processor").split()[:2]),
+        cpu=processor(told["machine"]),
         threads=told["threads"],
         torch=f"torch {told['versions']['torch']}",
         steps=told["steps"],
@@ -132,8 +133,7 @@ def _lines(told: Mapping[str, Any], stem: str, heading: str) -> Iterator[str]:
 
 def _accounts(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     heads = ("policy", "example", "tier", "has", "planned", "simulated", "executed", "layers", "over size", "over plan")
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{' --- |' * len(heads)}"
+    yield from headings(*heads)
     for cell in cells:
         footprint = sum(row["planned_bytes"] for row in cell["tiers"])
         for row in cell["tiers"]:
@@ -191,8 +191,7 @@ def _table(cells: Sequence[Mapping[str, Any]], show: Any, *, mean: bool = False)
     examples = sorted({cell["example"] for cell in cells})
     rows = list(dict.fromkeys((cell["policy"], cell["fast"]) for cell in cells))
     heads = ["policy", "fast", *examples, *(["mean error", "worst"] if mean else [])]
-    yield f"| {' | '.join(heads)} |"
-    yield f"| {' | '.join('---' for _ in heads)} |"
+    yield from headings(*heads)
     for policy, fast in rows:
         mine = {c["example"]: c for c in cells if (c["policy"], c["fast"]) == (policy, fast)}
         shown = [show(mine[example]) if example in mine else "" for example in examples]
