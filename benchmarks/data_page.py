@@ -299,11 +299,11 @@ def _row(name: str, rival: Told, measured: Mapping[str, Told], chunks: float, da
 def main() -> None:
     """Write the page."""
     page = DOCS / "data.md"
-    names = ("data", "data-closely", "three-ranks", "data-encoded", "data-limits", "importance")
+    names = ("data", "data-closely", "three-ranks", "data-encoded", "data-limits", "importance", "selecting-jobs")
     all_told = (json.loads((DOCS / f"{name}.json").read_text()) for name in names)
-    loaders, closely, ranks, encoded, limits, importance = all_told
+    loaders, closely, ranks, encoded, limits, importance, jobs = all_told
     text = with_limits(rewritten(page.read_text(), loaders, closely, ranks), encoded, limits)
-    text = importance_page.rewritten(text, importance)
+    text = importance_page.rewritten(text, importance, jobs)
     page.write_text(with_goals(text, goals(loaders, closely, encoded, ranks, limits, importance), loaders))
 
 

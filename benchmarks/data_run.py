@@ -50,6 +50,7 @@ STEPS = (
     Step("data-limits", ("benchmarks.data_limits",), ("--rounds", "1"), folder=True),
     Step("three-ranks", ("benchmarks.three_ranks",), ("--rounds", "1")),
     Step("importance", ("benchmarks.importance",), ("--seeds", "2", "--epochs", "6")),
+    Step("selecting-jobs", ("benchmarks.selecting_jobs",), ("--seeds", "1", "--epochs", "4")),
 )
 
 

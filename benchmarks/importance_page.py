@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from benchmarks._page_parts import Told, between, headings
 
@@ -16,9 +17,10 @@ _MODES = {
 }
 
 
-def rewritten(page: str, told: Told) -> str:
-    """The page's text with the table, and what follows from it; ValueError without its marks."""
-    return between(page, BEGIN, END, [*_made(told), *_table(told), *_said(told)])
+def rewritten(page: str, told: Told, jobs: Told) -> str:
+    """The page's text with the table, what follows from it, and what `jobs` read together; ValueError without its
+    marks."""
+    return between(page, BEGIN, END, [*_made(told), *_table(told), *_said(told), *_together(jobs)])
 
 
 def _made(told: Told) -> Iterator[str]:
@@ -75,6 +77,24 @@ def _said(told: Told) -> Iterator[str]:
         " substitutes are not known. These are digits: they show a direction, not what larger data sets do."
     )
     yield ""
+
+
+def _together(told: Told) -> Iterator[str]:
+    settings, runs = told["settings"], told["results"]
+    alone, shared = ([run[how] for run in runs] for how in ("alone", "shared"))
+    fewer = [1 - one / other for one, other in zip(shared, alone, strict=True)]
+    yield (
+        f"`python -m benchmarks.selecting_jobs`, {told['when'][:10]}, commit {told['commit']}: two jobs that train on"
+        f' the same {settings["samples"]:,} digits, each with a model, an order and `memory="{settings["memory"]}"`'
+        f" of its own, {settings['epochs']} epochs. Of the samples that they deliver from the third epoch on,"
+        f" {_share(alone)} are read where each has its memory for itself, {_share(shared)} with one `share=`:"
+        f" {fmean(fewer):.0%} fewer ({min(fewer):.0%} to {max(fewer):.0%} in {len(runs)} pairs)."
+    )
+    yield ""
+
+
+def _share(found: Sequence[float]) -> str:
+    return f"{fmean(found):.0%}"
 
 
 def _points(row: Told) -> str:
