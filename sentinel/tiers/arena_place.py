@@ -11,7 +11,7 @@ from sentinel.system import probes
 from sentinel.system.disks import Disk, disk_of
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology, topology
-from sentinel.tiers.choice import machine_for
+from sentinel.tiers.choice import machine_for, node_named
 
 AUTO = "auto"
 _WORDS = 'give "auto", "fast", "slow", "numa:N" or "file:DIR"'
@@ -51,8 +51,7 @@ def disk_named(where: object) -> Disk | None:
                 "name a directory on a disk",
             )
         return disk
-    kind, _, number = where.partition(":")
-    if where not in (AUTO, "fast", "slow") and not (kind == "numa" and number.isascii() and number.isdigit()):
+    if where not in (AUTO, "fast", "slow") and node_named(where) is None:
         raise UsageError(f"where={where!r} is not a place", _WORDS)
     return None
 
@@ -92,9 +91,9 @@ def _node_named(where: str, host: Topology) -> Node:
             raise CapabilityError(
                 'where="slow"', "this host has no slower memory", 'leave where= out, or give "file:DIR" on a disk'
             )
-        number = host.slower[-1]
+        number: int | None = host.slower[-1]
     else:
-        number = host.fast if where == "fast" else int(where.removeprefix("numa:"))
+        number = host.fast if where == "fast" else node_named(where)
     found = next((node for node in there if node.number == number), None)
     if found is None:
         listed = ", ".join(str(node.number) for node in there) or "none"

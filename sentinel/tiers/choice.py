@@ -60,8 +60,8 @@ def machine_for(slow: str) -> Machine:
             return _with_node(host, host.slower[0])
         default = (DeclaredTier(DEFAULT_SLOW),)
         return replace(_described(host, default, "described"), decided_by="declared")
-    if kind == "numa" and name.isdigit():
-        return _with_node(host, int(name), decided_by="user")
+    if (number := node_named(slow)) is not None:
+        return _with_node(host, number, decided_by="user")
     if kind == "file" and name:
         raise CapabilityError(
             f"slow={slow!r}",
@@ -71,6 +71,14 @@ def machine_for(slow: str) -> Machine:
     declared, named = declared_words(slow)
     machine = _described(host, named, declared)
     return _as_copied(machine, kept_copies(host.nodes, host.fast)) if declared == "emulated" else machine
+
+
+def node_named(word: str) -> int | None:
+    """N of `numa:N`, None of any other word."""
+    kind, _, number = word.partition(":")
+    # int() refuses ², which isdigit() takes, and more than 4,300 digits
+    is_node = kind == "numa" and number.isascii() and number.isdigit() and len(number) < 10
+    return int(number) if is_node else None
 
 
 def declared_words(slow: str) -> tuple[TierKind, tuple[DeclaredTier, ...]]:

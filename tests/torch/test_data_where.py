@@ -129,6 +129,8 @@ def test_jobs_that_share_have_their_memory_where_they_asked_for_it(tars: list[st
         (3, UsageError, "where=3 is not a place"),
         ("numa:", UsageError, "is not a place"),
         ("numa:one", UsageError, "is not a place"),
+        ("numa:²", UsageError, "is not a place"),
+        (f"numa:{'9' * 5000}", UsageError, "is not a place"),
         ("numa:77", CapabilityError, r"no memory on a node 77 \(nodes with memory for it: \d"),
         ("file:", UsageError, "names no directory"),
         ("file:/no/such/folder", UsageError, "is not a directory"),

@@ -221,7 +221,9 @@ def test_a_derived_write_bandwidth_says_so() -> None:
     assert "half" not in PRESETS["optane-6dimm"].source
 
 
-@pytest.mark.parametrize("word", ["", "numa:", "numa:x", "emulated:", "emulated:nothing", "cxl", "file:"])
+@pytest.mark.parametrize(
+    "word", ["", "numa:", "numa:x", "numa:²", f"numa:{'9' * 5000}", "emulated:", "emulated:nothing", "cxl", "file:"]
+)
 def test_a_word_that_means_nothing_lists_those_that_do(host: Tree, word: str) -> None:
     with pytest.raises(UsageError, match=r"names no slow tier; use .*numa:N.*cxl-asic-x8.*nvme-gen4"):
         machine_for(word)
