@@ -83,6 +83,7 @@ class PassiveSession:
         self._recorded: GranuleUses | None = None  # then
         self._times = StepTimes()
         self._began = 0.0
+        self._hourly_bytes: float | None = None  # at the end
         self.cut_short = False
         """An interrupt may have come as it ended: `finish_ending` ends it, by the next call of whatever kind."""
 
@@ -156,6 +157,7 @@ class PassiveSession:
         brought in where they are needed, as before."""
         if self._framed is not None and RUNTIME.sink is self:
             try:
+                self._hourly_bytes = self._written_an_hour()
                 self._recorded = recorded_step()
                 self._resident_bytes = self._framed.resident_bytes()
             except Exception as error:  # only a report wants these
@@ -180,9 +182,9 @@ class PassiveSession:
             self._times,
         )
         beside = (*([] if self._overlapped is None else self._overlapped.notes()), *self._about_devices())
-        ran_s = time.monotonic() - self._began
+        hourly_bytes = self._written_an_hour() if self._hourly_bytes is None else self._hourly_bytes
         left_bytes = max((nbytes for _, nbytes, _ in self._left), default=0)
-        notes = notes_on(figures, self._tier, self._unnamed_bytes, ran_s, beside, left_bytes=left_bytes)
+        notes = notes_on(figures, self._tier, self._unnamed_bytes, hourly_bytes, beside, left_bytes=left_bytes)
         return build_report(
             setup=Setup(
                 kind="passive",
@@ -196,6 +198,11 @@ class PassiveSession:
                 storage=figures,
             )
         )
+
+    def _written_an_hour(self) -> float:
+        assert self._framed is not None
+        written_bytes: int = self._framed.counters().frames.written_bytes
+        return written_bytes * 3600 / max(time.monotonic() - self._began, 1)
 
     def _about_devices(self) -> list[str]:
         assert self._framed is not None

@@ -177,13 +177,14 @@ def notes_on(
     told: StorageFigures,
     tier: FileTier,
     unnamed_bytes: int,
-    ran_s: float,
+    hourly_bytes: float,
     beside: tuple[str, ...],
     *,
     left_bytes: int = 0,
 ) -> list[str]:
-    """Sentences for the report. `unnamed_bytes`: of parameters that were there before; `ran_s`: how long the session
-    has lasted; `beside`: what else is to be said; `left_bytes`: of the largest tensor that was left where it was."""
+    """Sentences for the report. `unnamed_bytes`: of parameters that were there before; `hourly_bytes`: written to
+    the disk in an hour; `beside`: what else is to be said; `left_bytes`: of the largest tensor that was left where it
+    was."""
     budget, there = format_bytes(told.pool_bytes), format_bytes(unnamed_bytes)
     allocations, refused = counted(told.refused, "allocation"), format_bytes(told.refused_bytes)
     more = "raise fast" if tier.cap is None else "raise cap (and fast, if given)"
@@ -191,7 +192,6 @@ def notes_on(
         more = "the file was full"
     elif told.failed_writes:
         more = "nobody could leave for them, since the file could not be written"
-    hour = told.written_bytes * 3600 / max(ran_s, 1)
     # refused ones are large, unnamed ones and what was left may be
     large = told.tensor_peak_bytes or told.refused or unnamed_bytes or left_bytes >= tier.least_bytes
     return holding(
@@ -209,7 +209,7 @@ def notes_on(
                 f" little; allow at least {format_bytes(told.cap_bytes + told.over_bytes)}"
             ),
         ),
-        (told.written_bytes, f"{format_bytes(hour)} an hour are written to the disk, which wears."),
+        (told.written_bytes, f"{format_bytes(hourly_bytes)} an hour are written to the disk, which wears."),
         (
             unnamed_bytes > 0,
             f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",

@@ -276,11 +276,11 @@ def test_a_disk_that_is_slow_from_the_start_has_not_become_slow() -> None:
 def test_a_job_of_small_tensors_is_not_told_to_take_more_steps() -> None:
     tier = FileTier("/data", 8 << 20, 128 << 20)
     known = StorageFigures(**{name: "" if name == "too_large_by" else 0 for name in StorageFigures._fields})
-    small = notes_on(known, tier, unnamed_bytes=0, ran_s=7, beside=())
+    small = notes_on(known, tier, unnamed_bytes=0, hourly_bytes=7, beside=())
     assert small[0].startswith("No tensor had 1.00 MiB or more")
     had, refused = known._replace(tensor_peak_bytes=1 << 20), known._replace(refused=1)
     for figures, unnamed_bytes, left_bytes in ((had, 0, 0), (refused, 0, 0), (known, 1 << 20, 0), (known, 0, 1 << 20)):
-        told = notes_on(figures, tier, unnamed_bytes=unnamed_bytes, ran_s=7, beside=(), left_bytes=left_bytes)
+        told = notes_on(figures, tier, unnamed_bytes=unnamed_bytes, hourly_bytes=7, beside=(), left_bytes=left_bytes)
         assert told[0].startswith("No step was recorded")
     assert notes_on(known, tier, 0, 7, (), left_bytes=(1 << 20) - 1)[0].startswith("No tensor had 1.00 MiB or more")
 

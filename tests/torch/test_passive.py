@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sentinel  # noqa: E402
 from sentinel.core.granule_uses import READS, granule_uses  # noqa: E402
-from sentinel.core.units import parse_bytes  # noqa: E402
+from sentinel.core.units import format_bytes, parse_bytes  # noqa: E402
 from sentinel.reports.sections.storage_table import TITLE  # noqa: E402
 from sentinel.session.fused_steps import FUSED  # noqa: E402
 from sentinel.session.passive import PassiveSession  # noqa: E402
@@ -464,6 +465,24 @@ def test_a_program_that_closes_all_descriptors_loses_no_byte(folder: Path, tmp_p
     (tmp_path / "closes.py").write_text(CLOSES_DESCRIPTORS)
     done = warm.run([sys.executable, str(tmp_path / "closes.py"), str(folder)], cwd=ROOT, timeout=600)
     assert (done.returncode, done.stdout) == (0, "True 0\nTrue\n{6}\n"), done.stderr
+
+
+def test_what_a_session_wrote_in_an_hour_is_the_same_an_hour_after_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    begin(folder)
+    kept = [torch.ones(1 << 20) for _ in range(8)]  # 32 MiB in 16
+    now += 3600
+    sentinel.stop()
+    now += 3600
+    report = sentinel.report().facts.setup
+    assert report.storage is not None
+    assert report.storage.written_bytes >= 16 << 20
+    said = f"{format_bytes(report.storage.written_bytes)} an hour are written to the disk, which wears."
+    assert said in report.notes
+    assert all(bool((tensor == 1).all()) for tensor in kept)
 
 
 def test_a_model_that_nobody_uses_any_more_is_not_in_the_way(folder: Path) -> None:
