@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from sentinel.system import native
 _I32, _U32, _U64, _PTR = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
 
 
-class AheadCounters(NamedTuple):
+class AheadCounters(ctypes.Structure):
     """`steps` begun, of them `recorded` as a whole. `operators`, `uses`: of the record, 0 while there is none.
 
     `matched`: operators of later steps that were found in the record, `missed`: that were not, or were left out.
@@ -29,45 +29,40 @@ class AheadCounters(NamedTuple):
     `read_lately_...`, `write_lately_...`: of the last 256 MiB, or 16 that took 2 s, instead of the fastest.
     """
 
-    steps: int = 0
-    recorded: int = 0
-    operators: int = 0
-    uses: int = 0
-    matched: int = 0
-    missed: int = 0
-    hit_bytes: int = 0
-    late_bytes: int = 0
-    vain_bytes: int = 0
-    demanded_bytes: int = 0
-    unforeseen: int = 0
-    expected: int = 0
-    wait_before_ns: int = 0
-    wait_after_ns: int = 0
-    follows: int = 0
-    too_long: int = 0
-    under_way: int = 0
-    read_alone_bytes: int = 0
-    read_alone_ns: int = 0
-    write_alone_bytes: int = 0
-    write_alone_ns: int = 0
-    read_lately_bytes: int = 0
-    read_lately_ns: int = 0
-    write_lately_bytes: int = 0
-    write_lately_ns: int = 0
-
-
-_NARROW = ("follows", "too_long")
-
-
-class _Ahead(ctypes.Structure):
-    _fields_ = tuple((name, _U32 if name in _NARROW else _U64) for name in AheadCounters._fields)
+    _fields_ = (
+        ("steps", _U64),
+        ("recorded", _U64),
+        ("operators", _U64),
+        ("uses", _U64),
+        ("matched", _U64),
+        ("missed", _U64),
+        ("hit_bytes", _U64),
+        ("late_bytes", _U64),
+        ("vain_bytes", _U64),
+        ("demanded_bytes", _U64),
+        ("unforeseen", _U64),
+        ("expected", _U64),
+        ("wait_before_ns", _U64),
+        ("wait_after_ns", _U64),
+        ("follows", _U32),
+        ("too_long", _U32),
+        ("under_way", _U64),
+        ("read_alone_bytes", _U64),
+        ("read_alone_ns", _U64),
+        ("write_alone_bytes", _U64),
+        ("write_alone_ns", _U64),
+        ("read_lately_bytes", _U64),
+        ("read_lately_ns", _U64),
+        ("write_lately_bytes", _U64),
+        ("write_lately_ns", _U64),
+    )
 
 
 def ahead_counters() -> AheadCounters:
     """Of the frames that tensors are in; of the last ones after their end."""
-    told = _Ahead()
+    told = AheadCounters()
     native.check("sn_framed_ahead_count", native.function("sn_framed_ahead_count", _I32, _PTR)(ctypes.byref(told)))
-    return AheadCounters(*(int(getattr(told, name)) for name in AheadCounters._fields))
+    return told
 
 
 def recorded_step() -> GranuleUses | None:

@@ -9,7 +9,7 @@ import gc
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, parse_bytes, parse_fast
@@ -18,7 +18,7 @@ from sentinel.system.disks import disk_of
 from sentinel.system.launched import launched
 from sentinel.system.progress import telling
 from sentinel.system.scratch_disk import Scratch, fastest_disk
-from sentinel.tiers.frames import COUNTER_WORDS, FRAME_BYTES, Counters, Facts, Frames, FramesRequest, counters_of
+from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRequest
 from sentinel.tiers.pool_cap import PoolCap
 
 _WORD = "file:"
@@ -151,7 +151,7 @@ class FileTier:
                 frames.close()  # does nothing once they are the library's
 
 
-class FramedCounters(NamedTuple):
+class FramedCounters(ctypes.Structure):
     """`frames`: see Counters. `tensors`: that were given memory here; `live_bytes`, `peak_live_bytes`: of them.
 
     `refused`, `refused_bytes`: allocations that found no room, and came from ordinary memory. `needs`: operators with
@@ -161,30 +161,19 @@ class FramedCounters(NamedTuple):
     of the last of each, 0 if there was none.
     """
 
-    frames: Counters
-    tensors: int
-    live_bytes: int
-    peak_live_bytes: int
-    refused: int
-    refused_bytes: int
-    needs: int
-    need_ns: int
-    too_large: int
-    too_large_bytes: int
-    sliced: int
-    failed: int
-    refused_errno: int
-    failed_errno: int
-    too_large_by: str
-
-
-_OWN = FramedCounters._fields[1:12]
-
-
-class _Counters(ctypes.Structure):
     _fields_ = (
-        ("frames", _U64 * COUNTER_WORDS),
-        *((name, _U64) for name in _OWN),
+        ("frames", Counters),
+        ("tensors", _U64),
+        ("live_bytes", _U64),
+        ("peak_live_bytes", _U64),
+        ("refused", _U64),
+        ("refused_bytes", _U64),
+        ("needs", _U64),
+        ("need_ns", _U64),
+        ("too_large", _U64),
+        ("too_large_bytes", _U64),
+        ("sliced", _U64),
+        ("failed", _U64),
         ("refused_errno", _I32),
         ("failed_errno", _I32),
         ("too_large_by", ctypes.c_char * 128),
@@ -239,10 +228,9 @@ class FramedTensors:
 
     def counters(self) -> FramedCounters:
         """What has happened until now."""
-        told = _Counters()
+        told = FramedCounters()
         native.check("sn_framed_count", self._count(ctypes.byref(told)))
-        own: dict[str, Any] = {name: int(getattr(told, name)) for name in (*_OWN, "refused_errno", "failed_errno")}
-        return FramedCounters(frames=counters_of(told.frames), too_large_by=told.too_large_by.decode(), **own)
+        return told
 
 
 def _fast_bytes(fast: str | int, beside: int) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -51,23 +51,26 @@ class State(IntEnum):
     ABSENT, DIRTY, CLEAN, UNSAVED, LEAVING, AWAY, ARRIVING = range(7)
 
 
-class Facts(NamedTuple):
+class Facts(ctypes.Structure):
     """What was made. `base`: address of granule 0. `pool_bytes`: memory that the kernel gave to frames. `regions`: of
     the file. `huge_frames`: of one huge page each. `direct`: transfers pass the page cache by. `unnamed`: the file
     never had a name. `promised`: the file system has set its room aside."""
 
-    base: int
-    pool_bytes: int
-    frames: int
-    granules: int
-    regions: int
-    huge_frames: int
-    direct: bool
-    unnamed: bool
-    promised: bool
+    _fields_ = (
+        ("base", _U64),
+        ("pool_bytes", _U64),
+        ("frames", _U32),
+        ("granules", _U32),
+        ("regions", _U32),
+        ("huge_frames", _U32),
+        ("direct", _U32),
+        ("unnamed", _U32),
+        ("promised", _U32),
+        ("reserved", _U32),
+    )
 
 
-class Counters(NamedTuple):
+class Counters(ctypes.Structure):
     """`in_state`: granules in each State. `carried_pages`: written to while on their way, found and kept. `given_up`:
     write-outs that ended with the granule resident, since it was written to meanwhile. `waited`: stores that waited
     for a granule to be turned over. `dropped`: granules that left unwritten, since the file held them. `fork_bytes`:
@@ -79,27 +82,29 @@ class Counters(NamedTuple):
     `pinned`: granules that stay as they are, since a device has pages of theirs. `file_full`: times that a granule was
     to have a region of the file, and none was free."""
 
-    free_frames: int
-    free_regions: int
-    in_state: tuple[int, ...]
-    read_bytes: int
-    written_bytes: int
-    carried_pages: int
-    given_up: int
-    waited: int
-    dropped: int
-    fork_bytes: int
-    generations: int
-    own_pages: int
-    most_own_pages: int
-    unread_bytes: int
-    kept: int
-    failed_reads: int
-    failed_writes: int
-    read_failure: int
-    write_failure: int
-    pinned: int
-    file_full: int
+    _fields_ = (
+        ("free_frames", _U64),
+        ("free_regions", _U64),
+        ("in_state", _U64 * len(State)),
+        ("read_bytes", _U64),
+        ("written_bytes", _U64),
+        ("carried_pages", _U64),
+        ("given_up", _U64),
+        ("waited", _U64),
+        ("dropped", _U64),
+        ("fork_bytes", _U64),
+        ("generations", _U64),
+        ("own_pages", _U64),
+        ("most_own_pages", _U64),
+        ("unread_bytes", _U64),
+        ("kept", _U64),
+        ("failed_reads", _U64),
+        ("failed_writes", _U64),
+        ("read_failure", _U64),
+        ("write_failure", _U64),
+        ("pinned", _U64),
+        ("file_full", _U64),
+    )
 
 
 class Turned(NamedTuple):
@@ -143,21 +148,6 @@ class _Request(ctypes.Structure):
     )
 
 
-class _Facts(ctypes.Structure):
-    _fields_ = (
-        ("base", _U64),
-        ("pool_bytes", _U64),
-        ("frames", _U32),
-        ("granules", _U32),
-        ("regions", _U32),
-        ("huge_frames", _U32),
-        ("direct", _U32),
-        ("unnamed", _U32),
-        ("promised", _U32),
-        ("reserved", _U32),
-    )
-
-
 class _Result(ctypes.Structure):
     _fields_ = (
         ("moved", _U64),
@@ -167,15 +157,6 @@ class _Result(ctypes.Structure):
         ("error", _I32),
         ("reserved", _U32),
     )
-
-
-COUNTER_WORDS = len(Counters._fields) - 1 + len(State)
-
-
-def counters_of(words: Sequence[int]) -> Counters:
-    """Of struct sn_frames_counters, so many words."""
-    states = len(State)
-    return Counters(words[0], words[1], tuple(words[2 : 2 + states]), *words[2 + states :])
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -235,9 +216,9 @@ class Frames:
 
     def counters(self) -> Counters:
         """What has happened, and where granules are."""
-        told = (_U64 * COUNTER_WORDS)()
-        self._check("sn_frames_count", told)
-        return counters_of(told[:])
+        told = Counters()
+        self._check("sn_frames_count", ctypes.byref(told))
+        return told
 
     def states(self) -> list[State]:
         """Of each granule."""
@@ -309,19 +290,9 @@ class Frames:
         self.close()
 
     def _read_facts(self) -> Facts:
-        told = _Facts()
+        told = Facts()
         self._check("sn_frames_facts_of", ctypes.byref(told))
-        return Facts(
-            told.base,
-            told.pool_bytes,
-            told.frames,
-            told.granules,
-            told.regions,
-            told.huge_frames,
-            bool(told.direct),
-            bool(told.unnamed),
-            bool(told.promised),
-        )
+        return told
 
     def _open(self) -> ctypes.c_void_p:
         if not self._handle:

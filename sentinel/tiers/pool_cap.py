@@ -7,7 +7,6 @@ import ctypes
 import errno
 import os
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.units import HUGE_PAGE_BYTES as FRAME_BYTES
@@ -95,30 +94,32 @@ class PoolCap:
         return "this process's memory cgroup" if one else "the memory cgroup that had least left at the start"
 
 
-class PoolNow(NamedTuple):
+class PoolNow(ctypes.Structure):
     """`looks`: at what is taken. `taken_bytes`, `most_taken_bytes`: beside the frames. `over_bytes`: the most by which
     the least pool and the rest exceeded the cap. `failed`: looks after which frames could not become as many as
     they were to be; `failed_errno`: of the last of them. `frames`, `least_frames`, `most_frames`: with memory, now and
     ever; `huge_frames`: of one huge page each, now."""
 
-    looks: int
-    taken_bytes: int
-    most_taken_bytes: int
-    over_bytes: int
-    failed: int
-    frames: int
-    least_frames: int
-    most_frames: int
-    huge_frames: int
-    failed_errno: int
+    _fields_ = (
+        ("looks", _U64),
+        ("taken_bytes", _U64),
+        ("most_taken_bytes", _U64),
+        ("over_bytes", _U64),
+        ("failed", _U64),
+        ("frames", _U32),
+        ("least_frames", _U32),
+        ("most_frames", _U32),
+        ("huge_frames", _U32),
+        ("failed_errno", _I32),
+    )
 
 
 def pool_now() -> PoolNow:
     """How the frames that tensors live in, or last did, have followed."""
-    told = _Now()
+    told = PoolNow()
     count = native.function("sn_framed_cap_count", _I32, ctypes.c_void_p)
     native.check("sn_framed_cap_count", count(ctypes.byref(told)))
-    return PoolNow(*(int(getattr(told, name)) for name in PoolNow._fields))
+    return told
 
 
 def taken_bytes() -> int:
@@ -146,14 +147,6 @@ class _Cap(ctypes.Structure):
         ("groups", ctypes.POINTER(_Group)),
         ("n_groups", _U32),
         ("sharers", _U32),
-    )
-
-
-class _Now(ctypes.Structure):
-    _fields_ = (
-        *((name, _U64) for name in PoolNow._fields[:5]),
-        *((name, _U32) for name in PoolNow._fields[5:9]),
-        ("failed_errno", _I32),
     )
 
 

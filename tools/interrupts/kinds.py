@@ -91,8 +91,8 @@ class FileLife(Life):
     def undone(self) -> str:
         """See Life."""
         before, after = self._told
-        came_back = after.frames.read_bytes - before.frames.read_bytes
-        return "" if before.frames.in_state[State.AWAY] and came_back else f"nothing came back: {self._told}"
+        away, came_back = before.frames.in_state[State.AWAY], after.frames.read_bytes - before.frames.read_bytes
+        return "" if away and came_back else f"{away} granules were away, {came_back} bytes came back"
 
     def between_sessions(self) -> None:
         """See Life."""
