@@ -18,7 +18,7 @@ from sentinel.system.disks import disk_of
 from sentinel.system.launched import launched
 from sentinel.system.progress import telling
 from sentinel.system.scratch_disk import Scratch, fastest_disk
-from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRequest
+from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames
 from sentinel.tiers.pool_cap import PoolCap
 
 _WORD = "file:"
@@ -134,14 +134,15 @@ class FileTier:
         granules = min(regions * _ADDRESSES, _most_granules())
         most = self.fast_bytes if self.cap is None else self.cap.most_bytes
         filled = self.fast_bytes // FRAME_BYTES
-        request = FramesRequest(self.folder, most // FRAME_BYTES, granules, regions, filled=filled)
         taken = f"{format_bytes(self.fast_bytes)} of memory and a file of {format_bytes(self.file_bytes)}"
         frames: Frames | None = None
         if native.function("sn_framed_any", _I32)():
             gc.collect()  # a model that nobody uses any more may be part of a cycle, which nothing else takes apart
         try:
             with telling(f"taking {taken}"):
-                frames = Frames(request)
+                frames = Frames(
+                    self.folder, frames=most // FRAME_BYTES, granules=granules, regions=regions, filled=filled
+                )
             framed = FramedTensors(frames, self.least_bytes)
             if self.cap is not None:
                 self.cap.follow()

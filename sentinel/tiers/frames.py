@@ -7,7 +7,6 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -17,10 +16,10 @@ from sentinel.system import native
 from sentinel.system.disks import memory_under
 
 FRAME_BYTES = HUGE_PAGE_BYTES
-MOST_LANES = 16
 
 _U64, _I64, _U32, _I32, _PTR = ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int32, ctypes.c_void_p
-_BUFFERED, _SMALL_PAGES = 1, 2  # SN_FRAMES_*
+_BUFFERED = 1  # SN_FRAMES_BUFFERED
+_READERS, _WRITERS = 2, 2  # threads
 _SLICE_NS = 100_000_000  # how long a wait keeps Python from handling signals
 
 REMEDIES = {
@@ -118,23 +117,6 @@ class Turned(NamedTuple):
     errno: int
 
 
-@dataclass(frozen=True)
-class FramesRequest:
-    """`directory`: where the file is made. `frames`, `granules`, `regions`: memory, addresses and file, in units of
-    FRAME_BYTES. A region is taken by each granule that is not absent; the file grows by what forked children still
-    read. `lanes`: threads that read, and that write. `direct`, `huge_pages`: where the host allows it. `filled`: frames
-    that have memory at first; None: all."""
-
-    directory: str | os.PathLike[str]
-    frames: int
-    granules: int
-    regions: int
-    lanes: tuple[int, int] = (2, 2)
-    direct: bool = True
-    huge_pages: bool = True
-    filled: int | None = None
-
-
 class _Request(ctypes.Structure):
     _fields_ = (
         ("directory", ctypes.c_char_p),
@@ -183,24 +165,39 @@ class Frames:
     (ECHILD); what the granules held at the fork stays readable there.
     """
 
-    def __init__(self, request: FramesRequest) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        frames: int,
+        granules: int,
+        regions: int,
+        direct: bool = True,
+        filled: int | None = None,
+    ) -> None:
+        """`directory`: where the file is made. `frames`, `granules`, `regions`: memory, addresses and file, in units of
+        FRAME_BYTES. A region is taken by each granule that is not absent; the file grows by what forked children still
+        read. `direct`: where the host allows it. `filled`: frames that have memory at first; None: all."""
         self._call = {name: native.function(name, *_flat(signature)) for name, signature in _SIGNATURES.items()}
         self._handle = _PTR()  # the library writes it: an interrupt loses none
-        self._directory = os.fspath(request.directory)
-        _check_counts(request)
+        self._directory = os.fspath(directory)
+        for name, count in (("frames", frames), ("granules", granules), ("regions", regions)):
+            if not 0 < count < 1 << 32:  # ctypes would cut it
+                raise UsageError(f"{name}={count}", f"give a number of pieces of {format_bytes(FRAME_BYTES)}")
         if memory := memory_under(self._directory):
             raise self._error(memory, errno.EMEDIUMTYPE)
         step = ctypes.c_char_p()
         asked = _Request(
             os.fsencode(self._directory),
-            request.frames,
-            request.granules,
-            request.regions,
-            *request.lanes,
-            (0 if request.direct else _BUFFERED) | (0 if request.huge_pages else _SMALL_PAGES),
-            request.filled or 0,
+            frames,
+            granules,
+            regions,
+            _READERS,
+            _WRITERS,
+            0 if direct else _BUFFERED,
+            filled or 0,
         )
-        self._granules = request.granules
+        self._granules = granules
         try:
             result = self._call["sn_frames_create"](ctypes.byref(asked), ctypes.byref(self._handle), ctypes.byref(step))
             if result:
@@ -316,14 +313,3 @@ class Frames:
 
 def _flat(signature: tuple[Any, tuple[Any, ...]]) -> tuple[Any, ...]:
     return (signature[0], *signature[1])
-
-
-def _check_counts(request: FramesRequest) -> None:
-    """What ctypes would cut to 32 bits is refused."""
-    for name in ("frames", "granules", "regions"):
-        if not 0 < getattr(request, name) < 1 << 32:
-            raise UsageError(
-                f"{name}={getattr(request, name)}", f"give a number of pieces of {format_bytes(FRAME_BYTES)}"
-            )
-    if not all(1 <= count <= MOST_LANES for count in request.lanes):
-        raise UsageError(f"lanes={request.lanes}", f"give 1 to {MOST_LANES} threads for each direction")

@@ -18,7 +18,7 @@ import pytest
 from sentinel.core.errors import NativeError, TierError, UsageError
 from sentinel.system import limits, native
 from sentinel.system.disks import disk_of, mount_of
-from sentinel.tiers.frames import FRAME_BYTES, Counters, Frames, FramesRequest, State
+from sentinel.tiers.frames import FRAME_BYTES, Counters, Frames, State
 from tests.processes import LONGEST_S
 
 pytestmark = pytest.mark.needs("native")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.needs("native")
 
 @pytest.fixture
 def frames(folder: Path) -> Iterator[Frames]:
-    made = Frames(FramesRequest(folder, frames=4, granules=10, regions=20))
+    made = Frames(folder, frames=4, granules=10, regions=20)
     yield made
     native.library().sn_system_fail(-1, 0, 0)
     made.close()
@@ -179,23 +179,23 @@ def test_a_place_that_will_not_do_is_named(folder: Path, place: str, code: int, 
     if place == "file":
         (folder / place).touch()
     with pytest.raises(TierError, match=says) as told:
-        Frames(FramesRequest(folder / place, frames=1, granules=1, regions=1))
+        Frames(folder / place, frames=1, granules=1, regions=1)
     assert told.value.errno == code
     assert str(folder / place) in str(told.value)
 
 
-@pytest.mark.parametrize("wrong", [{"frames": 0}, {"granules": 1 << 32}, {"regions": -1}, {"lanes": (0, 1)}])
+@pytest.mark.parametrize("wrong", [{"frames": 0}, {"granules": 1 << 32}, {"regions": -1}])
 def test_counts_that_make_no_sense_are_refused(folder: Path, wrong: dict[str, int]) -> None:
     counts = {"frames": 1, "granules": 1, "regions": 1} | wrong
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        Frames(FramesRequest(folder, **counts))
+        Frames(folder, **counts)
 
 
 def test_more_granules_than_the_kernel_maps_are_refused(folder: Path) -> None:
     most = limits.most_mappings()
     assert most == int(Path("/proc/sys/vm/max_map_count").read_text())
     with pytest.raises(TierError, match=r"sysctl vm\.max_map_count") as told:
-        Frames(FramesRequest(folder, frames=1, granules=most, regions=1))
+        Frames(folder, frames=1, granules=most, regions=1)
     assert told.value.errno == errno.E2BIG
 
 
@@ -203,11 +203,11 @@ _LIMITED = """
 import resource, sys
 from sentinel.core.errors import TierError
 from sentinel.system import native
-from sentinel.tiers.frames import Frames, FramesRequest
+from sentinel.tiers.frames import Frames
 native.library()
 resource.setrlimit(getattr(resource, sys.argv[2]), (int(sys.argv[3]),) * 2)
 try:
-    Frames(FramesRequest(sys.argv[1], frames=64, granules=64, regions=64))
+    Frames(sys.argv[1], frames=64, granules=64, regions=64)
 except TierError as refused:
     print(refused.errno, refused)
 """
@@ -231,8 +231,8 @@ def test_limits_of_the_process_are_named(folder: Path, limit: str, amount: int, 
 
 _KILLED = """
 import ctypes, sys, time
-from sentinel.tiers.frames import Counters, FRAME_BYTES, Frames, FramesRequest
-frames = Frames(FramesRequest(sys.argv[1], frames=4, granules=8, regions=8))
+from sentinel.tiers.frames import Counters, FRAME_BYTES, Frames
+frames = Frames(sys.argv[1], frames=4, granules=8, regions=8)
 for granule in range(8):
     frames.attach(granule, 1)
     ctypes.memset(frames.facts().base + granule * FRAME_BYTES, granule, FRAME_BYTES)
@@ -254,8 +254,8 @@ def test_a_killed_process_leaves_no_file(folder: Path) -> None:
 
 _LOST = """
 import ctypes, os, sys
-from sentinel.tiers.frames import Counters, FRAME_BYTES, Frames, FramesRequest
-frames = Frames(FramesRequest(sys.argv[1], frames=2, granules=2, regions=2))
+from sentinel.tiers.frames import Counters, FRAME_BYTES, Frames
+frames = Frames(sys.argv[1], frames=2, granules=2, regions=2)
 frames.attach(0, 2)
 frames.collect(frames.leave(0, 2))
 for name in os.listdir("/proc/self/fd"):
@@ -307,9 +307,9 @@ def test_a_disk_that_is_too_small_is_found_out_before_anything_is_there(small_di
     disk = disk_of(small_disk)
     assert (disk.file_system, mount_of(small_disk).at) == ("ext4", small_disk)
     with pytest.raises(TierError, match="reserving room in the file") as told:
-        Frames(FramesRequest(small_disk, frames=2, granules=100, regions=100))
+        Frames(small_disk, frames=2, granules=100, regions=100)
     assert told.value.errno == errno.ENOSPC
-    with Frames(FramesRequest(small_disk, frames=2, granules=8, regions=8)) as frames:
+    with Frames(small_disk, frames=2, granules=8, regions=8) as frames:
         for granule in range(8):
             frames.attach(granule, 1)
             _write(frames, granule, granule)
@@ -327,7 +327,7 @@ def test_a_disk_that_breaks_its_promise_costs_no_byte(tmp_path: Path, direct: bo
 
 
 def _write_until_it_is_full(disk: Path, direct: bool) -> None:
-    with Frames(FramesRequest(disk, frames=12, granules=12, regions=12, direct=direct)) as frames:
+    with Frames(disk, frames=12, granules=12, regions=12, direct=direct) as frames:
         frames.attach(0, 12)
         for granule in range(12):
             _write(frames, granule, granule)

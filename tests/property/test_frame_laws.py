@@ -26,7 +26,7 @@ from sentinel.system import native
 from sentinel.system.disks import disk_of
 from sentinel.system.limits import LimitedGroup
 from sentinel.tiers.file_tier import FileTier, FramedTensors
-from sentinel.tiers.frames import FRAME_BYTES, Frames, FramesRequest, State
+from sentinel.tiers.frames import FRAME_BYTES, Frames, State
 from sentinel.tiers.pool_cap import PoolCap, pool_now
 
 pytestmark = pytest.mark.needs("native")
@@ -97,7 +97,7 @@ class Job:
 
     def __init__(self, disk: Path, folder: Path) -> None:
         gc.collect()  # of a session before
-        made = Frames(FramesRequest(disk, frames=MOST_FRAMES, granules=GRANULES, regions=GRANULES))
+        made = Frames(disk, frames=MOST_FRAMES, granules=GRANULES, regions=GRANULES)
         self.frames = ctypes.c_void_p(made._handle.value)
         self.framed = FramedTensors(made, FileTier.least_bytes)
         self.tensors: dict[int, Tensor] = {}
