@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sentinel.tiers.frames import FRAME_BYTES, Frames
+from sentinel.tiers.frames import FRAME_BYTES
+from tests.driven_frames import DrivenFrames
 
 FRAMES = 64
 _HALF = FRAMES // 2
@@ -19,7 +20,7 @@ class Traffic:
     the page cache. `close` ends it."""
 
     def __init__(self, directory: str) -> None:
-        self.frames = Frames(directory, frames=FRAMES, granules=FRAMES, regions=FRAMES)
+        self.frames = DrivenFrames(directory, frames=FRAMES, granules=FRAMES, regions=FRAMES)
         self.frames.attach(0, FRAMES)
         self.moved_bytes = 0
         """Each way."""

@@ -8,19 +8,18 @@ import errno
 import os
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
-from sentinel.core.errors import NativeError, TierError, UsageError
+from sentinel.core.errors import TierError, UsageError
 from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
 from sentinel.system import native
 from sentinel.system.disks import memory_under
 
 FRAME_BYTES = HUGE_PAGE_BYTES
 
-_U64, _I64, _U32, _I32, _PTR = ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int32, ctypes.c_void_p
+_U64, _U32, _I32, _PTR = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32, ctypes.c_void_p
 _BUFFERED = 1  # SN_FRAMES_BUFFERED
 _READERS, _WRITERS = 2, 2  # threads
-_SLICE_NS = 100_000_000  # how long a wait keeps Python from handling signals
 
 REMEDIES = {
     errno.EMEDIUMTYPE: "name a directory on a disk",
@@ -106,17 +105,6 @@ class Counters(ctypes.Structure):
     )
 
 
-class Turned(NamedTuple):
-    """What became of a transfer. `moved`: granules that left, or arrived. `stayed`: that did not. `errno`: of what
-    failed first; EAGAIN: written to meanwhile; ECANCELED. `start_ns`, `stop_ns`: of the transfer, CLOCK_MONOTONIC."""
-
-    moved: int
-    stayed: int
-    start_ns: int
-    stop_ns: int
-    errno: int
-
-
 class _Request(ctypes.Structure):
     _fields_ = (
         ("directory", ctypes.c_char_p),
@@ -130,31 +118,11 @@ class _Request(ctypes.Structure):
     )
 
 
-class _Result(ctypes.Structure):
-    _fields_ = (
-        ("moved", _U64),
-        ("stayed", _U64),
-        ("start_ns", _U64),
-        ("stop_ns", _U64),
-        ("error", _I32),
-        ("reserved", _U32),
-    )
-
-
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "sn_frames_create": (_I32, (_PTR, ctypes.POINTER(_PTR), ctypes.POINTER(ctypes.c_char_p))),
-    "sn_frames_destroy": (_I32, (_PTR,)),
-    "sn_frames_facts_of": (_I32, (_PTR, _PTR)),
-    "sn_frames_count": (_I32, (_PTR, _PTR)),
-    "sn_frames_states": (_I32, (_PTR, _U32, _U32, _PTR)),
-    "sn_frames_attach": (_I32, (_PTR, _U32, _U32)),
-    "sn_frames_release": (_I32, (_PTR, _U32, _U32)),
-    "sn_frames_need": (_I32, (_PTR, _U64, _U64, _I32)),
-    "sn_frames_resize": (_I32, (_PTR, _U32)),
-    "sn_frames_leave": (_I64, (_PTR, _U32, _U32)),
-    "sn_frames_arrive": (_I64, (_PTR, _U32, _U32, _I32)),
-    "sn_frames_cancel": (_I32, (_PTR, _U64)),
-    "sn_frames_collect": (_I32, (_PTR, _U64, _U64, _PTR)),
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "sn_frames_create": (_I32, _PTR, ctypes.POINTER(_PTR), ctypes.POINTER(ctypes.c_char_p)),
+    "sn_frames_destroy": (_I32, _PTR),
+    "sn_frames_facts_of": (_I32, _PTR, _PTR),
+    "sn_frames_release": (_I32, _PTR, _U32, _U32),
 }
 
 
@@ -178,7 +146,7 @@ class Frames:
         """`directory`: where the file is made. `frames`, `granules`, `regions`: memory, addresses and file, in units of
         FRAME_BYTES. A region is taken by each granule that is not absent; the file grows by what forked children still
         read. `direct`: where the host allows it. `filled`: frames that have memory at first; None: all."""
-        self._call = {name: native.function(name, *_flat(signature)) for name, signature in _SIGNATURES.items()}
+        self._call = {name: native.function(name, *signature) for name, signature in _SIGNATURES.items()}
         self._handle = _PTR()  # the library writes it: an interrupt loses none
         self._directory = os.fspath(directory)
         for name, count in (("frames", frames), ("granules", granules), ("regions", regions)):
@@ -211,60 +179,6 @@ class Frames:
         """What was made."""
         return self._facts
 
-    def counters(self) -> Counters:
-        """What has happened, and where granules are."""
-        told = Counters()
-        self._check("sn_frames_count", ctypes.byref(told))
-        return told
-
-    def states(self) -> list[State]:
-        """Of each granule."""
-        count = self.facts().granules
-        told = (ctypes.c_uint8 * count)()
-        self._check("sn_frames_states", 0, count, told)
-        return [State(number) for number in told]
-
-    def attach(self, first: int, count: int) -> None:
-        """Granules [first, first + count) get frames, with any bytes; others leave for them. Raises TierError if there
-        are not enough frames or regions."""
-        self._move("sn_frames_attach", f"giving frames to {count} granules", first, count)
-
-    def release(self, first: int, count: int) -> None:
-        """What they held is gone; frames and regions are free again. What is not begun of their transfers is cut."""
-        self._check("sn_frames_release", first, count)
-
-    def need(self, address: int, nbytes: int, *, writes: bool = False) -> None:
-        """All of [address, address + nbytes) is resident afterwards, and may be written to if `writes`. Those needed
-        longest ago leave for it. Raises TierError if it does not fit, or if the disk fails."""
-        self._move("sn_frames_need", f"bringing {format_bytes(nbytes)} into memory", address, nbytes, int(writes))
-
-    def resize(self, count: int) -> None:
-        """So many frames have memory afterwards, at most as many as were asked for at first: what exceeds them leaves,
-        and memory goes back to the kernel. Raises TierError for more, or if the disk or the kernel refuses."""
-        self._move("sn_frames_resize", f"making {count} frames of those that have memory", count)
-
-    def leave(self, first: int, count: int) -> int:
-        """Begin to write out those that are resident; the id of the transfer."""
-        return self._check("sn_frames_leave", first, count)
-
-    def arrive(self, first: int, count: int, *, writes: bool = False) -> int:
-        """Begin to read in those that are away; the id of the transfer. Raises NativeError (ENOSPC) if there are not as
-        many free frames."""
-        return self._check("sn_frames_arrive", first, count, int(writes))
-
-    def cancel(self, transfer: int) -> None:
-        """What no thread has begun stays where it is; the transfer is still to be collected."""
-        self._check("sn_frames_cancel", transfer)
-
-    def collect(self, transfer: int) -> Turned:
-        """Wait for a transfer, and turn over what it moved."""
-        told = _Result()
-        while True:
-            result = self._call["sn_frames_collect"](self._open(), transfer, _SLICE_NS, ctypes.byref(told))
-            if result != -errno.ETIMEDOUT:
-                native.check("sn_frames_collect", result)
-                return Turned(told.moved, told.stayed, told.start_ns, told.stop_ns, told.error)
-
     def hand_over(self, to: Callable[[Any], int]) -> int:
         """What `to` gives for a pointer to where the library's own object is. If it takes that away, these are closed:
         wherever an interrupt comes, one of both has it."""
@@ -276,15 +190,9 @@ class Frames:
         if not self._handle:
             return
         if self._call["sn_frames_release"](self._handle, 0, 0) != -errno.ECHILD:
-            self.release(0, self._granules)
+            self._check("sn_frames_release", 0, self._granules)
             self._check("sn_frames_destroy")
         self._handle = _PTR()
-
-    def __enter__(self) -> Frames:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read_facts(self) -> Facts:
         told = Facts()
@@ -299,17 +207,6 @@ class Frames:
     def _check(self, name: str, *arguments: Any) -> int:
         return native.check(name, self._call[name](self._open(), *arguments))
 
-    def _move(self, name: str, what: str, *arguments: int) -> None:
-        result = self._call[name](self._open(), *arguments)
-        if result in (-errno.ECHILD, -errno.EINVAL, -errno.EEXIST):
-            raise NativeError(name, -result)
-        if result:
-            raise self._error(what, -result)
-
     def _error(self, what: str, code: int) -> TierError:
         remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
         return TierError(f"{what}{remedy}", tier=f"file in {self._directory}", errno=code)
-
-
-def _flat(signature: tuple[Any, tuple[Any, ...]]) -> tuple[Any, ...]:
-    return (signature[0], *signature[1])

@@ -19,20 +19,22 @@ from sentinel.core.errors import NativeError, TierError, UsageError
 from sentinel.system import limits, native
 from sentinel.system.disks import disk_of, mount_of
 from sentinel.tiers.frames import FRAME_BYTES, Counters, Frames, State
+from tests.driven_frames import DrivenFrames
 from tests.processes import LONGEST_S
 
 pytestmark = pytest.mark.needs("native")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def frames(folder: Path) -> Iterator[Frames]:
-    made = Frames(folder, frames=4, granules=10, regions=20)
+def frames(folder: Path) -> Iterator[DrivenFrames]:
+    made = DrivenFrames(folder, frames=4, granules=10, regions=20)
     yield made
     native.library().sn_system_fail(-1, 0, 0)
     made.close()
 
 
-def test_frames_give_memory_back_and_get_it_anew(frames: Frames) -> None:
+def test_frames_give_memory_back_and_get_it_anew(frames: DrivenFrames) -> None:
     frames.attach(0, 4)
     for granule in range(4):
         _write(frames, granule, granule + 1)
@@ -45,16 +47,16 @@ def test_frames_give_memory_back_and_get_it_anew(frames: Frames) -> None:
     assert all(_holds(frames, granule, granule + 1) for granule in range(4))
 
 
-def _write(frames: Frames, granule: int, value: int) -> None:
+def _write(frames: DrivenFrames, granule: int, value: int) -> None:
     ctypes.memset(frames.facts().base + granule * FRAME_BYTES, value, FRAME_BYTES)
 
 
-def _holds(frames: Frames, granule: int, value: int) -> bool:
+def _holds(frames: DrivenFrames, granule: int, value: int) -> bool:
     found = ctypes.string_at(frames.facts().base + granule * FRAME_BYTES, FRAME_BYTES)
     return found == bytes([value]) * FRAME_BYTES
 
 
-def test_what_was_made_is_told(frames: Frames, folder: Path) -> None:
+def test_what_was_made_is_told(frames: DrivenFrames, folder: Path) -> None:
     facts, disk = frames.facts(), disk_of(folder)
     assert (facts.frames, facts.granules, facts.regions) == (4, 10, 20)
     assert facts.pool_bytes == pytest.approx(4 * FRAME_BYTES, rel=0.01)
@@ -66,7 +68,7 @@ def test_what_was_made_is_told(frames: Frames, folder: Path) -> None:
     assert not any(getattr(counters, field[0]) for field in Counters._fields_[3:])
 
 
-def test_the_kernel_counts_as_many_resident_bytes_as_were_promised(frames: Frames) -> None:
+def test_the_kernel_counts_as_many_resident_bytes_as_were_promised(frames: DrivenFrames) -> None:
     frames.attach(0, 4)
     for granule in range(4):
         _write(frames, granule, granule)
@@ -85,7 +87,7 @@ def _pss_of(name: str) -> int:
     return total
 
 
-def test_more_than_there_is_memory_for_is_right_whenever_it_is_needed(frames: Frames) -> None:
+def test_more_than_there_is_memory_for_is_right_whenever_it_is_needed(frames: DrivenFrames) -> None:
     base, order = frames.facts().base, random.Random(7)
     for granule in range(10):
         frames.attach(granule, 1)
@@ -102,7 +104,7 @@ def test_more_than_there_is_memory_for_is_right_whenever_it_is_needed(frames: Fr
     assert counters.read_bytes > 0
 
 
-def test_transfers_go_on_beside_the_program(frames: Frames) -> None:
+def test_transfers_go_on_beside_the_program(frames: DrivenFrames) -> None:
     frames.attach(0, 4)
     for granule in range(4):
         _write(frames, granule, 40 + granule)
@@ -118,7 +120,7 @@ def test_transfers_go_on_beside_the_program(frames: Frames) -> None:
         frames.collect(arriving)
 
 
-def test_a_full_disk_leaves_the_bytes_in_memory(frames: Frames) -> None:
+def test_a_full_disk_leaves_the_bytes_in_memory(frames: DrivenFrames) -> None:
     frames.attach(0, 4)
     for granule in range(4):
         _write(frames, granule, granule)
@@ -131,7 +133,7 @@ def test_a_full_disk_leaves_the_bytes_in_memory(frames: Frames) -> None:
     assert frames.collect(frames.leave(0, 4)).errno == 0
 
 
-def test_what_does_not_fit_is_refused_with_what_would_help(frames: Frames) -> None:
+def test_what_does_not_fit_is_refused_with_what_would_help(frames: DrivenFrames) -> None:
     with pytest.raises(TierError, match="giving frames to 5 granules") as told:
         frames.attach(0, 5)
     assert told.value.errno == errno.ENOSPC
@@ -140,7 +142,7 @@ def test_what_does_not_fit_is_refused_with_what_would_help(frames: Frames) -> No
         frames.need(frames.facts().base + 9 * FRAME_BYTES, 1)  # nothing is there
 
 
-def test_a_child_reads_what_was_there_and_is_told_that_it_has_no_frames(frames: Frames) -> None:
+def test_a_child_reads_what_was_there_and_is_told_that_it_has_no_frames(frames: DrivenFrames) -> None:
     for granule in range(10):
         frames.attach(granule, 1)
         _write(frames, granule, granule)
@@ -231,8 +233,9 @@ def test_limits_of_the_process_are_named(folder: Path, limit: str, amount: int, 
 
 _KILLED = """
 import ctypes, sys, time
-from sentinel.tiers.frames import Counters, FRAME_BYTES, Frames
-frames = Frames(sys.argv[1], frames=4, granules=8, regions=8)
+from sentinel.tiers.frames import FRAME_BYTES
+from tests.driven_frames import DrivenFrames
+frames = DrivenFrames(sys.argv[1], frames=4, granules=8, regions=8)
 for granule in range(8):
     frames.attach(granule, 1)
     ctypes.memset(frames.facts().base + granule * FRAME_BYTES, granule, FRAME_BYTES)
@@ -243,7 +246,8 @@ time.sleep(3600)
 
 
 def test_a_killed_process_leaves_no_file(folder: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", _KILLED, str(folder)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", _KILLED, str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == "there\n"
@@ -254,8 +258,9 @@ def test_a_killed_process_leaves_no_file(folder: Path) -> None:
 
 _LOST = """
 import ctypes, os, sys
-from sentinel.tiers.frames import Counters, FRAME_BYTES, Frames
-frames = Frames(sys.argv[1], frames=2, granules=2, regions=2)
+from sentinel.tiers.frames import FRAME_BYTES
+from tests.driven_frames import DrivenFrames
+frames = DrivenFrames(sys.argv[1], frames=2, granules=2, regions=2)
 frames.attach(0, 2)
 frames.collect(frames.leave(0, 2))
 for name in os.listdir("/proc/self/fd"):
@@ -270,7 +275,8 @@ ctypes.string_at(frames.facts().base, 1)
 def test_bytes_that_the_disk_has_lost_end_the_program_by_name(folder: Path) -> None:
     if not disk_of(folder).unnamed:
         pytest.skip("needs O_TMPFILE: the test finds the file by its having no name")
-    done = subprocess.run([sys.executable, "-c", _LOST, str(folder)], capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-c", _LOST, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout == "gone\n"
     assert done.returncode == -signal.SIGBUS
     assert f"in a file in {folder} could not be read back" in done.stderr
@@ -309,7 +315,7 @@ def test_a_disk_that_is_too_small_is_found_out_before_anything_is_there(small_di
     with pytest.raises(TierError, match="reserving room in the file") as told:
         Frames(small_disk, frames=2, granules=100, regions=100)
     assert told.value.errno == errno.ENOSPC
-    with Frames(small_disk, frames=2, granules=8, regions=8) as frames:
+    with DrivenFrames(small_disk, frames=2, granules=8, regions=8) as frames:
         for granule in range(8):
             frames.attach(granule, 1)
             _write(frames, granule, granule)
@@ -327,7 +333,7 @@ def test_a_disk_that_breaks_its_promise_costs_no_byte(tmp_path: Path, direct: bo
 
 
 def _write_until_it_is_full(disk: Path, direct: bool) -> None:
-    with Frames(disk, frames=12, granules=12, regions=12, direct=direct) as frames:
+    with DrivenFrames(disk, frames=12, granules=12, regions=12, direct=direct) as frames:
         frames.attach(0, 12)
         for granule in range(12):
             _write(frames, granule, granule)
