@@ -27,7 +27,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import parse_amount
 from sentinel.planner import footprint_bytes, plan
-from sentinel.session import Overrides, current, set_overrides
+from sentinel.session import current, set_overrides
 from sentinel.simulator import plain_layer_ns, simulate
 from sentinel.tiers.choice import links_among
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--plans", type=Path, required=True)
     given = parser.parse_args()
-    set_overrides(Overrides(fast="100%", slow=given.slow, policy=ALL_FAST))
+    set_overrides({"fast": "100%", "slow": given.slow, "policy": ALL_FAST})
     with CopiesBeside() as beside, sentinel.observe(beside):
         trained(given.example, STEPS + given.steps)
         run, session = sentinel.stop(), current()

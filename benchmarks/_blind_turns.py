@@ -17,7 +17,7 @@ import sentinel
 from benchmarks import _other_physics
 from benchmarks._validated_run import trained
 from sentinel.core.run import Run
-from sentinel.session import Overrides, current, set_overrides
+from sentinel.session import current, set_overrides
 from sentinel.session.planning import Dataflow
 
 BEFORE = 8
@@ -94,7 +94,7 @@ def main() -> None:
     os.dup2(2, 1)  # the example prints its losses
     if given.physics == "other":
         _other_physics.install()
-    set_overrides(Overrides(fast=given.fast, slow=given.slow, plan=given.plan, machine=given.machine))
+    set_overrides({"fast": given.fast, "slow": given.slow, "plan": given.plan, "machine": given.machine})
     watched = Turns(given.turns, given.group, given.settling, answers)
     with sentinel.observe(watched):
         trained(given.example, BEFORE + given.settling + given.turns * given.group)

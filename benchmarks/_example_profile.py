@@ -37,9 +37,9 @@ def recorded(name: str) -> Profile:
     module = example_named(name)
     import common
 
-    from sentinel.session import Overrides, current, set_overrides
+    from sentinel.session import current, set_overrides
 
-    set_overrides(Overrides(tracker="ops", policy="static"))
+    set_overrides({"tracker": "ops", "policy": "static"})
     module.train(common.Options(steps=2, slow=SLOW))
     session = current()
     assert session is not None

@@ -21,7 +21,7 @@ import sentinel
 from sentinel.core.errors import Infeasible
 from sentinel.core.plan import Plan
 from sentinel.core.run import Run
-from sentinel.session import Overrides, current, set_overrides
+from sentinel.session import current, set_overrides
 from sentinel.session.planning import Dataflow
 from sentinel.simulator import simulate
 from sentinel.simulator.plain import layer_ns_of
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--judged", type=int, required=True)
     given = parser.parse_args()
-    set_overrides(Overrides(fast=given.fast, slow=given.slow, policy=given.policy))
+    set_overrides({"fast": given.fast, "slow": given.slow, "policy": given.policy})
     try:
         trained(given.example, given.steps)
     except Infeasible as error:

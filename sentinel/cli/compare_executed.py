@@ -106,7 +106,7 @@ def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
 def _job(arguments: argparse.Namespace, machine: Machine) -> ComparedJob:
     from sentinel.executed.child import compared_job
     from sentinel.executed.observer import Window
-    from sentinel.session import Overrides
+    from sentinel.session import Request
 
     script, *own = arguments.executed
     if taken := [word for word in own if word.split("=")[0] in ("--policies", "--html", "--warm-up", "--measure")]:
@@ -114,16 +114,11 @@ def _job(arguments: argparse.Namespace, machine: Machine) -> ComparedJob:
             f"sentinel: {' '.join(taken)} is passed to {script}; put Sentinel's options before --executed",
             file=sys.stderr,
         )
-    overrides = Overrides(
-        fast=arguments.fast[0],
-        slow=arguments.slow,
-        tracker=arguments.tracker,
-        machine=arguments.machine,
-        plan=arguments.plan,
-    )
-    overrides.check()
+    words = {name: getattr(arguments, name) for name in ("slow", "tracker", "machine", "plan")}
+    said = {"fast": arguments.fast[0], **{name: word for name, word in words.items() if word is not None}}
+    Request(**said).check()
     window = Window(arguments.warm_up or DEFAULT_WARM_UP, arguments.measure or DEFAULT_MEASURE)
-    return compared_job(script, own, machine, overrides, window)
+    return compared_job(script, own, machine, said, window)
 
 
 def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Namespace) -> PlacementComparison:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from sentinel.system.configuration import PINS, WORDS, configuration
 from sentinel.system.launched import of_this_rank
 
 if TYPE_CHECKING:
-    from sentinel.session import Overrides
     from sentinel.session.auto import Follower
     from sentinel.system.configuration import Setting
 
@@ -32,30 +32,30 @@ def said(arguments: argparse.Namespace, name: str) -> Any:
 
 
 def prepare_session(arguments: argparse.Namespace) -> Follower:
-    """Hand the overrides to the session that begins with the script's loop. Returns who finds that.
+    """Hand the words of the command line to the session that begins with the script's loop. Returns who finds that.
 
-    Raises what that session would raise for the overrides, also where a node is named whose memory can't be placed on
-    here. With "auto" training goes on without.
+    Raises what that session would raise for them, also where a node is named whose memory can't be placed on here.
+    With "auto" training goes on without.
     """
     from sentinel import need_torch
 
     need_torch()
-    from sentinel.session import Overrides, Request, set_overrides, start_profile
+    from sentinel.session import Request, set_overrides, start_profile
     from sentinel.session.asked_machine import machine_of
     from sentinel.session.request import settled
     from sentinel.tiers.file_tier import is_file
 
-    overrides = Overrides(**{name: getattr(arguments, name) for name in (*WORDS, *PINS)})
-    if overrides.plan is not None and os.path.exists(own := of_this_rank(overrides.plan)):
-        overrides = replace(overrides, plan=own)  # as --save-plan wrote it
-    asked = settled(overrides.over(Request()), overrides.said)
+    words = {name: word for name in (*WORDS, *PINS) if (word := getattr(arguments, name)) is not None}
+    if "plan" in words and os.path.exists(own := of_this_rank(words["plan"])):
+        words["plan"] = own  # as --save-plan wrote it
+    asked = settled(Request(**words), words)
     asked.check()
     if asked.slow.startswith("numa:"):
         machine_of(asked)
     require_tracker(asked.tracker)
     if is_file(asked.slow):  # also by a setting: what begins before the script holds whatever the script asks for
-        overrides = replace(overrides, slow=asked.slow)
-    set_overrides(wherever_the_script_goes(overrides))
+        words["slow"] = asked.slow
+    set_overrides(wherever_the_script_goes(words))
     from sentinel.session.auto import Follower
 
     follower = Follower()
@@ -65,10 +65,10 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     return follower
 
 
-def wherever_the_script_goes(overrides: Overrides) -> Overrides:
-    """`overrides` with absolute paths: a session begins in the folder that the script is in by then."""
-    plan, machine = overrides.plan, overrides.machine
-    return replace(overrides, plan=plan and os.path.abspath(plan), machine=machine and _path_from_here(machine))
+def wherever_the_script_goes(words: Mapping[str, Any]) -> dict[str, Any]:
+    """`words` with absolute paths: a session begins in the folder that the script is in by then."""
+    paths: dict[str, Callable[[str], str]] = {"plan": os.path.abspath, "machine": _path_from_here}
+    return {name: paths[name](word) if name in paths else word for name, word in words.items()}
 
 
 def _path_from_here(text: str) -> str:

@@ -10,7 +10,7 @@ import select
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from sentinel.migration.sightings import REASONS
 from sentinel.migration.witness import MigrationWitness
 from sentinel.reports.headline import claimed_pages, witness_pages
 from sentinel.runtime import RUNTIME, Observer, observe
-from sentinel.session import Overrides, current, set_overrides
+from sentinel.session import current, set_overrides
 from sentinel.session.auto import Follower
 from sentinel.session.session import Session
 from sentinel.session.witnessing import READ_SHARE
@@ -45,29 +45,28 @@ _LOG_ENTRIES = 1 << 18
 class ComparedJob:
     """A script with its arguments, and what ours is asked for.
 
-    `nodes`: the fast one and the slow one. `weights`: of weighted interleave, node -> pages in a row.
+    `nodes`: the fast one and the slow one. `said`: arguments of its session, which win over the script's. `weights`: of
+    weighted interleave, node -> pages in a row.
     """
 
     script: str
     arguments: tuple[str, ...]
     nodes: tuple[int, int]
-    overrides: Overrides
+    said: Mapping[str, Any]
     window: Window
     weights: dict[int, int]
 
 
 def compared_job(
-    script: str, arguments: Sequence[str], machine: Machine, overrides: Overrides, window: Window
+    script: str, arguments: Sequence[str], machine: Machine, said: Mapping[str, Any], window: Window
 ) -> ComparedJob:
     """The job on the two nodes of `machine`. Raises UsageError where its tiers are no nodes."""
     fast, slow = machine.tiers[:2]
     if any(tier.kind != "node" or tier.node is None for tier in machine.tiers):
-        raise UsageError(
-            f"--slow {overrides.slow} is not a NUMA node", "use numa:1, on a host or machine with two nodes"
-        )
+        raise UsageError(f"--slow {said['slow']} is not a NUMA node", "use numa:1, on a host or machine with two nodes")
     nodes = int(fast.node or 0), int(slow.node or 0)
     pages = weights(fast.read_bytes_per_s, slow.read_bytes_per_s)
-    return ComparedJob(script, tuple(arguments), nodes, overrides, window, dict(zip(nodes, pages, strict=True)))
+    return ComparedJob(script, tuple(arguments), nodes, said, window, dict(zip(nodes, pages, strict=True)))
 
 
 class Line:
@@ -136,7 +135,7 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
     observer = StepObserver(job.window, job.nodes[0], witness.make_room_in_log, witness.mark)
     watches = observe(trained), observe(observer)
     ours = placement.name == OURS
-    set_overrides(job.overrides, Session if ours else StockSession)
+    set_overrides(job.said, Session if ours else StockSession)
     RUNTIME.configured = {}  # what is compared is what was asked for, whatever plan or policy is configured
     if placement.mode is not None:
         set_policy(placement.mode, [job.nodes[name == "slow"] for name in placement.nodes])

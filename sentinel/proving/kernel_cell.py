@@ -12,7 +12,7 @@ from sentinel.executed.child import compared_job
 from sentinel.executed.observer import Window
 from sentinel.files.disk import write_whole
 from sentinel.proving.orders import KernelOrder
-from sentinel.session import Overrides
+from sentinel.session import Request
 from sentinel.system.progress import telling
 from sentinel.tiers import machine_for
 
@@ -26,10 +26,10 @@ def compared(order: KernelOrder) -> dict[str, Any]:
     With the first one, those of a comparison that was cut short go: all are held against ours and all-fast of one run.
     """
     training = order.training
-    overrides = Overrides(**(training.said or {}))
-    overrides.check()
-    machine = machine_for(str(overrides.slow))
-    job = compared_job(training.script, training.arguments, machine, overrides, Window(order.warm_up, MEASURED))
+    said = training.said or {}
+    Request(**said).check()
+    machine = machine_for(said["slow"])
+    job = compared_job(training.script, training.arguments, machine, said, Window(order.warm_up, MEASURED))
     done = 0
     for row, (fast_bytes, beside_bytes) in comparing.rows(job, order.names, telling):
         if not done:

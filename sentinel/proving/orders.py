@@ -11,7 +11,7 @@ from typing import Any
 class TrainingOrder:
     """Train `script` with `arguments`, which make it `steps` long; the last `judged` steps count.
 
-    `said`: words of the session by name, as `session.Overrides` takes them; None trains stock.
+    `said`: arguments of the session by name; None trains stock.
     """
 
     script: str

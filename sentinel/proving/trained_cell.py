@@ -121,10 +121,9 @@ def train(order: TrainingOrder) -> Sequence[bytes]:
         torch.ones(1, dtype=dtype).sqrt()
     follower = None
     if order.said is not None:
-        overrides = session.Overrides(**order.said)
-        session.set_overrides(overrides)
+        session.set_overrides(order.said)
         follower = Follower()
-        if is_file(overrides.slow):
+        if is_file(order.said.get("slow")):
             session.start_profile()
             follower.give_way()
     with losses() as found:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, TickSink
 from sentinel.session.passive import PassiveSession
 from sentinel.session.pinning import keep
-from sentinel.session.request import Overrides, Request, require_file, require_planning, settled
+from sentinel.session.request import Request, require_file, require_planning, settled
 from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
 from sentinel.tiers.file_tier import is_file
@@ -32,7 +32,6 @@ RUNTIME.is_compiling = torch.compiler.is_compiling
 __all__ = [
     "Annotation",
     "BegunSession",
-    "Overrides",
     "Request",
     "annotate",
     "current",
@@ -68,11 +67,12 @@ class BegunSession(TickSink, Protocol):
 
 
 def set_overrides(
-    overrides: Overrides,
+    said: Mapping[str, Any],
     begin: Callable[[Request, Sequence[nn.Module], Sequence[Optimizer]], BegunSession] = Session,
 ) -> None:
-    """From now on `overrides` win over what `start_profile` is asked for, and it begins what `begin` makes."""
-    RUNTIME.overrides = overrides.said
+    """From now on the arguments of a Request in `said` win over what `start_profile` is asked for, and it begins what
+    `begin` makes."""
+    RUNTIME.overrides = said
     RUNTIME.begin = begin
 
 

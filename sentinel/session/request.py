@@ -102,37 +102,6 @@ _OF_A_FILE = ("cap", "overlap_optimizer")
 """Arguments that have a meaning with a file only."""
 
 
-@dataclass(frozen=True)
-class Overrides:
-    """What `sentinel run` says instead of the script; None leaves the script's word."""
-
-    fast: str | int | None = None
-    slow: str | None = None
-    tracker: str | None = None
-    policy: str | None = None
-    machine: str | None = None
-    plan: str | None = None
-    rate_limit: str | None = None
-    cap: str | int | None = None
-    overlap_optimizer: bool | None = None
-    keep_fast: Sequence[str] | None = None
-    keep_slow: Sequence[str] | None = None
-    smallest: str | int | None = None
-
-    def check(self) -> None:
-        """Raises what `start_profile` would raise for these words alone; nothing is changed."""
-        self.over(Request()).check()
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """What is said here, by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def over(self, request: Request) -> Request:
-        """`request`, but for what is said here."""
-        return replace(request, **self.said)
-
-
 def require_file(request: Request) -> None:
     """Raises UsageError for what needs a file as slow memory, where that is another place: a cap on the process, and
     updates in backward."""

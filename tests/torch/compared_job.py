@@ -14,13 +14,12 @@ from sentinel.executed import comparing
 from sentinel.executed.child import ComparedJob
 from sentinel.executed.observer import Window
 from sentinel.executed.placements import PLACEMENTS
-from sentinel.session import Overrides
 
 
 def main(script: str, name: str) -> None:
     """See the module."""
-    overrides = Overrides(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
-    job = ComparedJob(script, (), (0, 0), overrides, Window(3, 1), {0: 1})
+    said = {"fast": "50%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
+    job = ComparedJob(script, (), (0, 0), said, Window(3, 1), {0: 1})
     placement = next(each for each in PLACEMENTS if each.name == name)
     try:
         told = comparing._child(job, placement, lambda *_: contextlib.nullcontext(), None)

@@ -22,7 +22,7 @@ from sentinel import session
 from sentinel.profiler.slices import SlicedStep
 from sentinel.profiler.step_period import PATIENCE, OptimizerStep, period_of
 from sentinel.runtime import RUNTIME
-from sentinel.session import Overrides, auto, set_overrides
+from sentinel.session import auto, set_overrides
 
 
 class Watch:
@@ -196,7 +196,7 @@ def test_a_step_with_its_forward_in_a_closure_is_profiled_whole(monkeypatch: pyt
         loss.backward()
         return loss
 
-    set_overrides(Overrides(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops"))
+    set_overrides({"fast": "50%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"})
     follower = auto.Follower()
     try:
         for _ in range(10):
@@ -208,7 +208,7 @@ def test_a_step_with_its_forward_in_a_closure_is_profiled_whole(monkeypatch: pyt
         assert not [note for note in running.context.notes if "optimizer stepped" in note or "cut short" in note]
         assert len(sentinel.stop().steps) >= 5
     finally:
-        set_overrides(Overrides())
+        set_overrides({})
         follower.leave()
         if sentinel.active():
             sentinel.stop()
@@ -460,7 +460,7 @@ def test_a_script_with_two_critic_steps_is_profiled_over_three(monkeypatch: pyte
     torch.manual_seed(0)
     generator, critic = mlp(), mlp()
     by = {"d": sgd(critic), "g": sgd(generator)}
-    set_overrides(Overrides(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops"))
+    set_overrides({"fast": "50%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"})
     follower = auto.Follower()
     try:
         for turn in "ddg" * 6:
@@ -475,7 +475,7 @@ def test_a_script_with_two_critic_steps_is_profiled_over_three(monkeypatch: pyte
         assert len(running.context.follower.cycle.boundaries) == 3
         assert len(sentinel.stop().steps) >= 1
     finally:
-        set_overrides(Overrides())
+        set_overrides({})
         follower.leave()
         if sentinel.active():
             sentinel.stop()
@@ -513,7 +513,7 @@ def test_a_script_that_begins_late_has_its_own_session(monkeypatch: pytest.Monke
     plain = trained(follow=False)
     monkeypatch.setattr(RUNTIME, "last", None)
     monkeypatch.setattr(RUNTIME, "finder", None)
-    set_overrides(Overrides(slow="emulated:cxl-asic-x8", tracker="ops"))
+    set_overrides({"slow": "emulated:cxl-asic-x8", "tracker": "ops"})
     follower = auto.Follower()
     try:
         assert trained(follow=True) == plain
@@ -521,7 +521,7 @@ def test_a_script_that_begins_late_has_its_own_session(monkeypatch: pytest.Monke
         assert not follower.failed
         assert bool(RUNTIME.models.alive()) == annotates
     finally:
-        set_overrides(Overrides())
+        set_overrides({})
         follower.leave()
         if sentinel.active():
             sentinel.stop()

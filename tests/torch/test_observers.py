@@ -21,7 +21,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.executed.stock import StockSession
 from sentinel.runtime import RUNTIME
-from sentinel.session import Overrides, current, set_overrides
+from sentinel.session import current, set_overrides
 from sentinel.session.state import Over
 from tests import warm
 from tests.torch.bit_identity_cases import ASKED, Job, job
@@ -193,12 +193,12 @@ def test_an_interrupt_at_the_end_leaves_nobody_without_word_of_it() -> None:
 
 def test_stock_training_tells_the_same_steps_and_no_plan() -> None:
     log = Log()
-    set_overrides(Overrides(), StockSession)
+    set_overrides({}, StockSession)
     try:
         with sentinel.observe(log):
             assert trained(job()) == stock()
     finally:
-        set_overrides(Overrides())
+        set_overrides({})
     assert log.plans == []
     assert "plan" not in log.told
     assert (log.told[0], log.told[-1]) == ("session", "over")

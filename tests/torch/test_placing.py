@@ -23,7 +23,7 @@ import sentinel
 from sentinel import session
 from sentinel.profiler.step_period import PATIENCE
 from sentinel.runtime import RUNTIME
-from sentinel.session import Overrides, auto, set_overrides
+from sentinel.session import auto, set_overrides
 from sentinel.session.placing import Options, Placing
 from sentinel.session.request import Request, settled
 from sentinel.system.configuration import NAMES
@@ -344,15 +344,15 @@ def test_arguments_come_before_the_environment(stock: Loop, tmp_path: Path, monk
 def test_the_command_line_comes_before_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SENTINEL_FAST", "40%")
     monkeypatch.setenv("SENTINEL_POLICY", "static")
-    set_overrides(Overrides(fast="30%"))
+    set_overrides({"fast": "30%"})
     try:
         wanted = session.wanted(Request(fast="20%"))
         assert (wanted.fast, wanted.policy) == ("30%", "static")
         assert session.wanted(Request(policy="lru")).policy == "lru"
-        set_overrides(Overrides(policy="sentinel"))
+        set_overrides({"policy": "sentinel"})
         assert session.wanted(Request(policy="lru")).policy == "sentinel"  # the default, but somebody says it
     finally:
-        set_overrides(Overrides())
+        set_overrides({})
     on_file = settled(Request(slow="file:/scratch"))
     assert (on_file.fast, on_file.policy) == ("40%", "sentinel")  # nothing is planned there
 

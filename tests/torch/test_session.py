@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
 from sentinel.planner.make_plan import PlanOrder  # noqa: E402
-from sentinel.session import Overrides, current, planning, set_overrides  # noqa: E402
+from sentinel.session import current, planning, set_overrides  # noqa: E402
 from sentinel.session import session as session_module  # noqa: E402
 from sentinel.system import numa, probes, progress  # noqa: E402
 from tests import warm  # noqa: E402
@@ -126,12 +126,12 @@ def test_a_profiled_step_that_nobody_ends_is_ended_with_one_warning() -> None:
 
 def test_migrations_keep_to_the_rate_that_the_command_line_asks_for() -> None:
     work = job()
-    set_overrides(Overrides(rate_limit="7MB/s"))
+    set_overrides({"rate_limit": "7MB/s"})
     try:
         with sentinel.annotate(work.models, work.optimizers):
             train(work, range(3), rate_limit="1GiB/s")
     finally:
-        set_overrides(Overrides())
+        set_overrides({})
     running = current()
     assert running is not None
     assert {link.bandwidth_bytes_per_s for link in running.context.machine.links} == {7 * 10**6}

@@ -22,7 +22,7 @@ from sentinel.cli.script_session import wherever_the_script_goes
 from sentinel.cli.story import Story, planned, tell_end
 from sentinel.reports import Setup
 from sentinel.runtime import RUNTIME
-from sentinel.session import Overrides, set_overrides
+from sentinel.session import set_overrides
 from sentinel.session.applying import Applying
 from sentinel.session.auto import Follower
 from sentinel.session.optimizer_steps import after_each_step
@@ -111,7 +111,7 @@ def test_a_dry_run_whose_last_step_is_the_watched_one_ends_as_the_script_did(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failed: bool
 ) -> None:
     monkeypatch.setattr(RUNTIME, "last", None)
-    set_overrides(Overrides(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops"))
+    set_overrides({"fast": "50%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"})
     follower, limit = Follower(), StepLimit(None, dry=True)
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -125,7 +125,7 @@ def test_a_dry_run_whose_last_step_is_the_watched_one_ends_as_the_script_did(
             given = argparse.Namespace(script="train.py", quiet=True, dry_run=True, fast="50%")
             finish(given, follower, KeptFiles(), limit, failed=failed)
     finally:
-        set_overrides(Overrides())
+        set_overrides({})
         if sentinel.active():
             sentinel.stop()
     assert "How much fast memory?" in capsys.readouterr().err
@@ -134,9 +134,9 @@ def test_a_dry_run_whose_last_step_is_the_watched_one_ends_as_the_script_did(
 
 def test_plans_and_machines_are_found_wherever_the_script_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = wherever_the_script_goes(Overrides(plan="plan.json", machine="m.json"))
-    assert (found.plan, found.machine) == (str(tmp_path / "plan.json"), str(tmp_path / "m.json"))
-    named = Overrides(machine="cxl-m5")
+    found = wherever_the_script_goes({"plan": "plan.json", "machine": "m.json"})
+    assert found == {"plan": str(tmp_path / "plan.json"), "machine": str(tmp_path / "m.json")}
+    named = {"machine": "cxl-m5"}
     assert wherever_the_script_goes(named) == named
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 from sentinel.core.errors import UsageError
 from sentinel.core.run import OUTCOMES
 from sentinel.session.asked_machine import machine_of, notes_on
-from sentinel.session.request import Overrides, Request
+from sentinel.session.request import Request
 from sentinel.system.topology import topology
 from sentinel.tiers import NodeTier, limited, parse_rate
 from tests.builders import MIB, make_profile, param, persistent_plan
@@ -57,7 +57,7 @@ def test_plans_count_on_links_within_it() -> None:
 
 def test_the_command_line_refuses_what_is_no_rate() -> None:
     with pytest.raises(UsageError, match="500MB/s"):
-        Overrides(rate_limit="fast").check()
+        Request(rate_limit="fast").check()
 
 
 @pytest.mark.needs("native")
