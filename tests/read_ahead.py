@@ -11,6 +11,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sentinel.core.disk_rates import DiskRates
 from sentinel.core.granule_contents import granule_contents
 from sentinel.core.granule_uses import GranuleUses
@@ -18,6 +20,15 @@ from sentinel.core.units import HUGE_PAGE_BYTES
 
 _STEPS = 3
 """Simulated, of which the last one counts: the first begins with empty frames."""
+
+
+def granule_uses(compute_ns: list[int], uses: list[dict[int, int]]) -> GranuleUses:
+    """From the time in ns of each operator, and of each the kinds of its uses by granule."""
+    counts = np.array([len(each) for each in uses], np.int64)
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    granule = np.array([number for each in uses for number in each], np.int32)
+    kind = np.array([each for those in uses for each in those.values()], np.uint8)
+    return GranuleUses(np.array(compute_ns, np.int64), first, granule, kind)
 
 
 @dataclass(frozen=True)

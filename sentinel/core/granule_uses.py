@@ -72,17 +72,3 @@ class GranuleUses:
     def operator(self) -> NDArray[np.int64]:
         """(uses,) the operator of each use."""
         return np.repeat(np.arange(self.operators), np.diff(self.first_use))
-
-    def granules(self, operator: int) -> NDArray[np.int32]:
-        """The granules that `operator` needs in memory at once, in the order in which it names them."""
-        mine = slice(self.first_use[operator], self.first_use[operator + 1])
-        return self.granule[mine][(self.kind[mine] & (READS | WRITES)) > 0]
-
-
-def granule_uses(compute_ns: list[int], uses: list[dict[int, int]]) -> GranuleUses:
-    """From the time in ns of each operator, and of each the kinds of its uses by granule."""
-    counts = np.array([len(each) for each in uses], np.int64)
-    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    granule = np.array([number for each in uses for number in each], np.int32)
-    kind = np.array([each for those in uses for each in those.values()], np.uint8)
-    return GranuleUses(np.array(compute_ns, np.int64), first, granule, kind)

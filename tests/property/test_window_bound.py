@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from sentinel.core.disk_rates import DiskRates
 from sentinel.core.granule_contents import NEVER, granule_contents
-from sentinel.core.granule_uses import BORN, DIED, READS, WRITES, GranuleUses, granule_uses
+from sentinel.core.granule_uses import BORN, DIED, READS, WRITES, GranuleUses
 from sentinel.core.units import HUGE_PAGE_BYTES
 from sentinel.planner.window_bound import window_bound
-from tests.read_ahead import read_ahead_step
+from tests.read_ahead import granule_uses, read_ahead_step
 
 KINDS = (READS, READS | WRITES, WRITES, BORN | WRITES, READS | DIED, BORN | WRITES | DIED, BORN | READS, DIED)
 
@@ -307,7 +307,7 @@ def test_uses_that_do_not_fit_are_refused(change: dict[str, np.ndarray], what: s
         "granule": np.array([0, 1], np.int32),
         "kind": np.array([READS, WRITES], np.uint8),
     }
-    assert GranuleUses(**rows).granules(1).tolist() == [1]
+    assert GranuleUses(**rows).operator.tolist() == [0, 1]
     with pytest.raises(ValueError, match=what):
         GranuleUses(**{**rows, **change})
 

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sentinel  # noqa: E402
-from sentinel.core.granule_uses import READS, granule_uses  # noqa: E402
+from sentinel.core.granule_uses import READS  # noqa: E402
 from sentinel.core.units import format_bytes, parse_bytes  # noqa: E402
 from sentinel.reports.sections.storage_table import TITLE  # noqa: E402
 from sentinel.session.fused_steps import FUSED  # noqa: E402
@@ -36,6 +36,7 @@ from sentinel.tiers.file_tier import FileTier, is_file  # noqa: E402
 from sentinel.tiers.frames import FRAME_BYTES  # noqa: E402
 from sentinel.tiers.pool_cap import LEAST_POOL_BYTES, taken_bytes  # noqa: E402
 from tests import warm  # noqa: E402
+from tests.read_ahead import granule_uses  # noqa: E402
 from tests.torch import passive_cases as cases  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler", "native")

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks import _cap_figures, _cap_goals, cap, cap_page
 from benchmarks._cap_figures import FILE, OVERLAP, PASSIVE, STOCK, SWAP, TUNED
-from sentinel.core.granule_uses import READS, WRITES, GranuleUses, granule_uses
+from sentinel.core.granule_uses import READS, WRITES, GranuleUses
 from sentinel.core.units import HUGE_PAGE_BYTES
+from tests.read_ahead import granule_uses
 
 DISK = {"read_bytes_per_s": 100 * HUGE_PAGE_BYTES, "write_bytes_per_s": 100 * HUGE_PAGE_BYTES, "together": 1.0}
 """10 ms for a granule either way."""
