@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import UsageError
 from sentinel.core.lifetimes import Circle, entities
-from sentinel.core.page_runs import by_page
 from sentinel.core.page_touches import PageTouches
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import Trace
 from sentinel.core.units import PAGE_BYTES
 from sentinel.simulator.served import served_spans
+from tests.page_rows import by_page
 
 
 @dataclass(frozen=True)

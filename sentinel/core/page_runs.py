@@ -174,16 +174,6 @@ def _breaks(rows: NDArray[Any]) -> list[int]:
     return found
 
 
-def by_page(runs: Runs, most_pages: int = 1 << 20) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """(n,) which run, and (n,) which page, one row a page, at most so many at a time."""
-    ends = runs.npages.cumsum()
-    begins = ends - runs.npages
-    for low in range(0, int(ends[-1]) if len(ends) else 0, most_pages):
-        place = np.arange(low, min(low + most_pages, int(ends[-1])))
-        of = np.searchsorted(ends, place, "right")
-        yield of, runs.page[of] + place - begins[of]
-
-
 def pages_of_runs(rows: NDArray[Any]) -> NDArray[Any]:
     """Rows of PAGE_DTYPE, one a page and layer, sorted so, of rows of PAGE_RUN_DTYPE. Where there are few."""
     rows = joined(rows)

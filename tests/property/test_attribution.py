@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sentinel.core import page_runs
 from sentinel.core.attribution import attribute
 from sentinel.core.lifetimes import Circle, Entity, entities
-from sentinel.core.page_runs import by_page, pages_of_runs
+from sentinel.core.page_runs import pages_of_runs
 from sentinel.core.page_touches import PageTouches
 from sentinel.core.profile import Profile
 from sentinel.core.trace import (
@@ -29,7 +29,7 @@ from sentinel.core.trace import (
 )
 from sentinel.core.units import PAGE_BYTES
 from tests import page_by_page
-from tests.page_rows import runs_of_pages
+from tests.page_rows import by_page, runs_of_pages
 from tests.traces import QUALITY, Tape, stretches, tapes
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sentinel.core import page_runs
-from sentinel.core.page_runs import PAGE_DTYPE, RunIndex, Runs, by_page, cut, joined, pages_of_runs
+from sentinel.core.page_runs import PAGE_DTYPE, RunIndex, Runs, cut, joined, pages_of_runs
 from sentinel.core.trace import PAGE_RUN_DTYPE, SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE
-from tests.page_rows import runs_of_pages
+from tests.page_rows import by_page, runs_of_pages
 
 _SEEN = st.sampled_from([SEEN_READ, SEEN_WRITE, SEEN_READ | SEEN_WRITE, SEEN_UNKNOWN])
 _RUNS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9), st.integers(0, 3), _SEEN), max_size=20)
