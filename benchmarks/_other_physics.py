@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from sentinel import tiers
 from sentinel.migration import engine
 from sentinel.migration.mover import NativeMover
-from sentinel.migration.mover_order import Order
+from sentinel.migration.mover_order import _ORDER, Order
 from sentinel.tiers import EmulatedTier
+from sentinel.tiers.tier import MOST_TIERS
 
+_DURATION = MOST_TIERS + 1
+"""Of a packed order's fields, the duration."""
 LATENCY, HIDDEN, SHARED = 1.5, 0.5, 2.0
 """Times the latency; of the time that bytes take, the hidden share; times the duration of a transfer that meets
 others."""
@@ -52,7 +55,18 @@ class SharedLink(NativeMover):
         """See NativeMover. Of those that begin together the first one has an idle link to itself as it begins."""
         idle = self.held().in_flight_bytes == 0
         alone, meeting = (orders[:1], orders[1:]) if idle else ((), orders)
-        return super().submit_all([*alone, *(order.lasting(round(order.duration_ns * SHARED)) for order in meeting)])
+        return super().submit_all([*alone, *map(_shared, meeting)])
+
+
+def duration_ns(order: Order) -> int:
+    """As of its job."""
+    return int(_ORDER.unpack(order.packed)[_DURATION])
+
+
+def _shared(order: Order) -> Order:
+    fields = list(_ORDER.unpack(order.packed))
+    fields[_DURATION] = round(duration_ns(order) * SHARED)
+    return Order(_ORDER.pack(*fields), order.spans)
 
 
 def install() -> None:

@@ -12,7 +12,7 @@ from sentinel.tiers.tier import MOST_TIERS, Job
 
 _ORDER = struct.Struct(f"=Q{MOST_TIERS}Q7QiiBBBBB3x")
 """struct sn_job; packed, since a field at a time takes longer than the rest of a submission."""
-_DURATION, _AFTER = (slice(8 * field, 8 * field + 8) for field in (MOST_TIERS + 1, MOST_TIERS + 3))
+_AFTER = slice(8 * (MOST_TIERS + 3), 8 * (MOST_TIERS + 4))
 _NOT_HELD = tuple((0,) * (MOST_TIERS - count) for count in range(MOST_TIERS + 1))
 
 
@@ -22,21 +22,9 @@ class Order(NamedTuple):
     packed: bytes
     spans: array[int]
 
-    @property
-    def duration_ns(self) -> int:
-        """As of its job."""
-        return int.from_bytes(self.packed[_DURATION], sys.byteorder)
-
-    def lasting(self, duration_ns: int) -> Order:
-        """The same with another duration."""
-        return self._with(_DURATION, duration_ns)
-
     def starting_after(self, job: int) -> Order:
         """The same, once `job` has ended."""
-        return self._with(_AFTER, job)
-
-    def _with(self, field: slice, value: int) -> Order:
-        packed = self.packed[: field.start] + value.to_bytes(8, sys.byteorder) + self.packed[field.stop :]
+        packed = self.packed[: _AFTER.start] + job.to_bytes(8, sys.byteorder) + self.packed[_AFTER.stop :]
         return Order(packed, self.spans)
 
 
