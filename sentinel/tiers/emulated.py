@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.cost import transfer_ns
-from sentinel.tiers.tier import EMULATED, HeldBlock, Job, SlowTier
+from sentinel.tiers.tier import EMULATED, HeldBlock, Job, Tier
 
 
-class EmulatedTier(SlowTier):
+class EmulatedTier(Tier):
     """Jobs of one direction queue on a link, and copy what moves at its rate, or as fast as this host copies; accesses
     cost the difference between this tier and the fast one. Only the accounts say where bytes are, so a block may be
     born here."""

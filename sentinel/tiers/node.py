@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
-from sentinel.tiers.tier import NODE, HeldBlock, Job, SlowTier
+from sentinel.tiers.tier import NODE, HeldBlock, Job, Tier
 
 
-class NodeTier(SlowTier):
+class NodeTier(Tier):
     """On the node of its spec; the fast tier is on the node of its own. Pages are born where the policy of their arena
     says."""
 

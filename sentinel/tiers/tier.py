@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,61 +72,42 @@ class Job(NamedTuple):
         return self if self.kind == BACKEND else self._replace(spare=self.source)
 
 
-class Tier(Protocol):
-    """Where bytes can live beside the fast tier. Plans move them between fast memory and here; only where one plan
-    gives way to another a block may come from another slower tier."""
-
-    @property
-    def spec(self) -> TierSpec:
-        """What it is and what it costs."""
-
-    @property
-    def holds_pages(self) -> bool:
-        """Whether pages lie here: then the kernel may move them too, and they are dropped as their block dies."""
-
-    @property
-    def takes_unplanned_births(self) -> bool:
-        """Whether a block may be born here, such as one for which fast memory has no room. Else bytes get here by moves
-        only, and are brought back to fast memory in the end."""
-
-    @property
-    def used_in_place(self) -> bool:
-        """Whether what is here can be read and written where it is; else it must be in fast memory before."""
-
-    def job(self, block: HeldBlock, source: int, target: int) -> Job:
-        """What moves `block` to here, or from here to fast memory, wherever its bytes are. What stays is counted in
-        tier `source`. The same for the same `block.held`."""
-
-    def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
-        """(m,) per row of `uses` (USE_DTYPE): what must be injected if it is served from here. 0 where memory
-        is really slower."""
-
-
-class SlowTier(ABC):
-    """What tiers beside the fast one have in common: each is tier `index` of `machine`.
+class Tier(ABC):
+    """Where bytes can live beside the fast tier: tier `index` of `machine`. Plans move them between fast memory and
+    here; only where one plan gives way to another a block may come from another slower tier.
 
     `bytes_per_s`: pages move no faster than this, 0 for no limit.
     """
 
     holds_pages = False
+    """Whether pages lie here: then the kernel may move them too, and they are dropped as their block dies."""
+
     takes_unplanned_births = False
+    """Whether a block may be born here, such as one for which fast memory has no room. Else bytes get here by moves
+    only, and are brought back to fast memory in the end."""
 
     def __init__(self, machine: Machine, index: int, bytes_per_s: int = 0) -> None:
         self._machine, self._index, self._bytes_per_s = machine, index, bytes_per_s
 
     @property
     def spec(self) -> TierSpec:
-        """See Tier."""
+        """What it is and what it costs."""
         return self._machine.tiers[self._index]
 
     @property
     def used_in_place(self) -> bool:
-        """See Tier: as the machine says."""
+        """Whether what is here can be read and written where it is; else it must be in fast memory before."""
         return self.spec.addressable
 
     @abstractmethod
     def job(self, block: HeldBlock, source: int, target: int) -> Job:
-        """See Tier."""
+        """What moves `block` to here, or from here to fast memory, wherever its bytes are. What stays is counted in
+        tier `source`. The same for the same `block.held`."""
+
+    @abstractmethod
+    def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
+        """(m,) per row of `uses` (USE_DTYPE): what must be injected if it is served from here. 0 where memory
+        is really slower."""
 
 
 def holds_pages(tiers: Sequence[Tier | None]) -> bool:

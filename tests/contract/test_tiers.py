@@ -19,7 +19,7 @@ from sentinel.migration.mover import Copied, Moved, NativeMover, Outcome
 from sentinel.system import numa
 from sentinel.system.topology import topology
 from sentinel.tiers import KINDS, EmulatedTier, HeldBlock, Tier, open_tiers
-from sentinel.tiers.tier import BACKEND, FAST, Job, SlowTier
+from sentinel.tiers.tier import BACKEND, FAST, Job
 from tests.builders import GB, MIB, make_machine, make_profile, param, persistent_plan
 from tests.processes import until
 from tests.unit.engine_builders import applied
@@ -60,7 +60,7 @@ class Backend(ctypes.Structure):
     _fields_ = (("move", MOVE), ("context", ctypes.c_void_p))
 
 
-class ShelvedTier(SlowTier):
+class ShelvedTier(Tier):
     """Not memory: what is here is in a file, and its pages are gone. What a device would be, in few lines."""
 
     def __init__(self, machine: Machine, index: int, bytes_per_s: int = 0) -> None:
