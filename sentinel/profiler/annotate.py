@@ -89,7 +89,7 @@ def annotate(
 
 def annotated() -> tuple[list[nn.Module], list[Optimizer]]:
     """The models and optimizers that are annotated and alive, in the order of their numbers."""
-    return RUNTIME.models.alive(), RUNTIME.optimizers.alive()
+    return RUNTIME.models.in_order(), RUNTIME.optimizers.in_order()
 
 
 def watch_steps(optimizer: Optimizer, owner: object) -> None:
@@ -111,12 +111,12 @@ def stop_watching(optimizer: Optimizer, owner: object) -> None:
 def notes() -> list[str]:
     """What the annotations in force cannot do, and what that costs, as sentences."""
     found = []
-    if RUNTIME.models.alive() and compiled_something():
+    if RUNTIME.models and compiled_something():
         found.append(
             "torch.compile was used: what it compiles is one layer, of whose operators and tensors only some are seen;"
             " train in eager mode to have them all placed, or compile block by block (docs/loops.md)"
         )
-    for optimizer in RUNTIME.optimizers.alive():
+    for optimizer in RUNTIME.optimizers.in_order():
         if not slices.sliceable(optimizer):
             params = [*parameters_of(optimizer)]
             state = [t for held in optimizer.state.values() for t in held.values() if isinstance(t, torch.Tensor)]

@@ -222,7 +222,7 @@ class Follower:
         seen = (*self._models.values(), *self._trained_in_eval_mode)
         found = [m for m in seen if any(id(p) in trained for p in m.parameters())]
         inner = {id(child) for m in found for child in m.modules() if child is not m}
-        annotated = set(map(id, RUNTIME.models.alive()))  # by the program, with blocks of its choice
+        annotated = set(map(id, RUNTIME.models.in_order()))  # by the program, with blocks of its choice
         found = [m for m in found if annotated.isdisjoint(map(id, m.modules()))]
         return [m for m in found if id(m) not in inner]
 

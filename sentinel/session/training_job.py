@@ -54,7 +54,7 @@ class TrainingJob:
     def optimizers(self) -> list[Optimizer]:
         """Those that were given or annotated, and after them those that were made later and are still used."""
         asked = (held() for held in self._asked)
-        return [*(optimizer for optimizer in asked if optimizer is not None), *self._found.alive()]
+        return [*(optimizer for optimizer in asked if optimizer is not None), *self._found.in_order()]
 
     @property
     def models(self) -> list[nn.Module]:

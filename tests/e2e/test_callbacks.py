@@ -28,14 +28,14 @@ EMULATED: dict[str, Any] = {"fast": "30%", "slow": "emulated:cxl-asic-x8", "trac
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    annotated = RUNTIME.models.alive()
+    annotated = RUNTIME.models.in_order()
     monkeypatch.setattr(RUNTIME, "configured", None)
     monkeypatch.setattr(auto, "_alive", list)  # no optimizers of other tests
     torch.ones(1).sqrt()  # by one thread first: docs/decisions/0120
     yield
     assert not sentinel.active()
     assert RUNTIME.finder is None
-    assert set(RUNTIME.models.alive()) <= set(annotated)
+    assert set(RUNTIME.models.in_order()) <= set(annotated)
 
 
 Trained = tuple[list[float], list[torch.Tensor]]

@@ -519,7 +519,7 @@ def test_a_script_that_begins_late_has_its_own_session(monkeypatch: pytest.Monke
         assert trained(follow=True) == plain
         assert follower.done
         assert not follower.failed
-        assert bool(RUNTIME.models.alive()) == annotates
+        assert bool(RUNTIME.models) == annotates
     finally:
         set_overrides({})
         follower.leave()

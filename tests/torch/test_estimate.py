@@ -248,8 +248,8 @@ def test_it_says_what_it_is_and_leaves_nothing() -> None:
     assert "Estimated from shapes" in made.notes[-1]
     assert not recorded(mlp).is_estimated
     assert RUNTIME.sink is None
-    assert not RUNTIME.models.alive()
-    assert not RUNTIME.optimizers.alive()
+    assert not RUNTIME.models
+    assert not RUNTIME.optimizers
 
 
 def test_what_depends_on_values_is_named() -> None:

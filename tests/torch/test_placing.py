@@ -37,7 +37,7 @@ EMULATED = {"slow": "emulated:cxl-asic-x8", "tracker": "ops"}
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No settings, and no optimizers, from elsewhere; and after each test, nothing that looks for loops."""
-    annotated = RUNTIME.models.alive()
+    annotated = RUNTIME.models.in_order()
     monkeypatch.setattr(auto, "_alive", list)
     for name in NAMES:
         monkeypatch.delenv(f"SENTINEL_{name.upper()}", raising=False)
@@ -48,7 +48,7 @@ def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not modules._global_forward_pre_hooks
     assert not modules._global_forward_hooks
     assert not optimizers._global_optimizer_post_hooks
-    assert set(RUNTIME.models.alive()) <= set(annotated)
+    assert set(RUNTIME.models.in_order()) <= set(annotated)
 
 
 class Loop:

@@ -44,7 +44,7 @@ def test_an_object_gets_the_lowest_number_that_is_free() -> None:
     assert numbers.join(third) == 0
     del second
     gc.collect()
-    assert numbers.alive() == [third]
+    assert numbers.in_order() == [third]
     assert [prefix(number) for number in (0, 1, 2)] == ["", "1:", "2:"]
 
 
