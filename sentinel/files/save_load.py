@@ -32,7 +32,7 @@ def load(path: PathLike) -> Noun:
     with open_regular(path, containers.MAX_BYTES) as (file, nbytes):
         head = read_exactly(file, min(nbytes, 9), path)
         file.seek(0)
-        if head.lstrip()[:1] == b"{":
+        if head.lstrip()[:1] == b"{" and b"\0" not in head:  # a container's length may begin with a space and a brace
             if nbytes > documents.MAX_BYTES:
                 over = f"{format_bytes(nbytes - documents.MAX_BYTES)} more than the {format_bytes(documents.MAX_BYTES)}"
                 raise FormatError(path, "file", f"is JSON, {over} that are read; give a file that `sentinel` wrote")

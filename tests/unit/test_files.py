@@ -205,6 +205,15 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, content: bytes, rule
     assert rule in refused(tmp_path / "file", content).rule
 
 
+def test_a_container_is_read_also_where_its_length_looks_like_json(tmp_path: Path) -> None:
+    path, looks_like_json = tmp_path / "profile", int.from_bytes(b" {", "little")
+    save(dataclasses.replace(PROFILE, notes=("",)), path)
+    longer = "a" * (looks_like_json - int.from_bytes(path.read_bytes()[:8], "little"))
+    save(dataclasses.replace(PROFILE, notes=(longer,)), path)
+    assert path.read_bytes()[:8] == b" {" + bytes(6)
+    assert load_profile(path).notes == (longer,)
+
+
 def test_nested_details_are_refused_below_the_parser_too(tmp_path: Path, plan_json: dict[str, Any]) -> None:
     deep: Any = 1
     for _ in range(40):
