@@ -21,10 +21,14 @@ _MADV_POPULATE_WRITE = 23
 def import_shared(script: str) -> None:
     """Import what the script imports at its top from elsewhere than its own folder: forked children have it then.
 
-    Raises OSError if it cannot be read; what cannot be imported is left to the script.
+    Raises OSError if it cannot be read; what cannot be parsed or imported is left to the script, whose children say so.
     """
+    try:
+        program = ast.parse(Path(script).read_bytes())
+    except (SyntaxError, ValueError):  # ValueError: it has a NUL, before Python 3.12
+        return
     beside = {path.stem for path in Path(script).resolve().parent.iterdir()}
-    for node in ast.parse(Path(script).read_text()).body:
+    for node in program.body:
         for module, names in _imported(node):
             if module.split(".")[0] not in beside:
                 with contextlib.suppress(ImportError, AttributeError):

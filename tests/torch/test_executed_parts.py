@@ -46,6 +46,26 @@ def test_what_a_script_imports_from_elsewhere_is_imported_once(tmp_path: Path, m
     assert "beside_the_job" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("source", "imported"),
+    [
+        pytest.param(b"# -*- coding: latin-1 -*-\nimport wave  # \xe9\n", True, id="a coding of its own"),
+        pytest.param(b"import wave\nfor step in range(9)\n", False, id="a typo"),
+        pytest.param(b"import wave\n\xe9 = 1\n", False, id="no UTF-8"),
+        pytest.param(b"import wave\0\n", False, id="no text"),
+    ],
+)
+def test_a_script_that_cannot_be_parsed_shares_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: bytes, imported: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(source)
+    sys.modules.pop("wave", None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    import_shared(str(script))
+    assert ("wave" in sys.modules) == imported
+
+
 def test_only_absolute_imports_are_shared() -> None:
     found = [_imported(node) for node in ast.parse("import a, b.c\nfrom d import e, f\nfrom . import g\nx = 1").body]
     assert found == [[("a", []), ("b.c", [])], [("d", ["e", "f"])], [], []]
