@@ -48,21 +48,20 @@ class Ballast:
                     break
                 # page tables for it take memory too: most of it first, the rest once that is known
                 self._change(spare if spare < _LARGE_BYTES else spare * 49 // 50)
+            self.began_bytes = node_room_bytes(self._node)
+            if abs(self.began_bytes - self._left_bytes) > _TOLERATED_BYTES:
+                raise CapabilityError(
+                    f"leaving {format_bytes(self._left_bytes)} on node {self._node}",
+                    f"{format_bytes(self.began_bytes)} are free there beside pinned ballast",
+                    "give the node more memory, or end what uses it",
+                )
+            if self._group is not None:
+                self._held_before = self._group.held_bytes()
+            if not self._pressing:  # the job may be faster, and where nothing can be demoted a process would be ended
+                numa.bind(self._address, self._reserved, self._node)
         except BaseException:
             self._give_back()
             raise
-        self.began_bytes = node_room_bytes(self._node)
-        if abs(self.began_bytes - self._left_bytes) > _TOLERATED_BYTES:
-            self._give_back()
-            raise CapabilityError(
-                f"leaving {format_bytes(self._left_bytes)} on node {self._node}",
-                f"{format_bytes(self.began_bytes)} are free there beside pinned ballast",
-                "give the node more memory, or end what uses it",
-            )
-        if self._group is not None:
-            self._held_before = self._group.held_bytes()
-        if not self._pressing:  # the job may be faster, and where nothing can be demoted a process would be ended
-            numa.bind(self._address, self._reserved, self._node)
         return self
 
     def __exit__(

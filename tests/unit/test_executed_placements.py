@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from sentinel.core.errors import CapabilityError
-from sentinel.executed import node_memory, placements
+from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.executed import memory_pressure, node_memory, placements
 from sentinel.executed.cgroup import held_bytes, new_cgroup
+from sentinel.executed.memory_pressure import Ballast
 from sentinel.executed.node_memory import promotion_reserve_bytes, room_bytes
 
 ZONES = """\
@@ -101,6 +103,29 @@ def test_counts_are_exact_by_settings_that_are_given_back(
         raise KeyboardInterrupt
     assert lists.read_text() == "0"
     assert f"{lists} was set by a comparison" in capsys.readouterr().err
+
+
+def locked_bytes() -> int:
+    """What this process has pinned."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmLck:"))
+    return int(line.split()[1]) << 10
+
+
+def test_ballast_that_gets_no_memory_policy_stays_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, pinned, before = 7 << 20, 64 << 10, locked_bytes()
+
+    def bind(*arguments: int) -> None:
+        if len(arguments) == 3:  # as the last step; that of a mode of its own went well
+            raise NativeError("mbind", errno.EPERM)
+
+    monkeypatch.setattr(memory_pressure, "node_bytes", lambda _: 16 * pinned)
+    monkeypatch.setattr(memory_pressure, "node_room_bytes", lambda _: left + pinned - (locked_bytes() - before))
+    monkeypatch.setattr(memory_pressure.numa, "bind", bind)
+    ballast = Ballast(0, left)
+    with pytest.raises(NativeError, match="mbind"), ballast:
+        pass
+    assert ballast.took_bytes == pinned
+    assert locked_bytes() == before
 
 
 def test_without_memory_cgroups_there_is_no_group_and_nothing_stays(tmp_path: Path) -> None:
