@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from sentinel.core.errors import CapabilityError, SentinelError, UsageError
+from sentinel.core.errors import CapabilityError, NativeError, SentinelError, UsageError
 from sentinel.executed.cgroup import Cgroup, new_cgroup
 from sentinel.executed.child import ComparedJob, Line, run_child
 from sentinel.executed.memory_pressure import Ballast
@@ -75,7 +75,7 @@ def _row(
                     left, pressing = _left(job, placement, room), placement.tiering
                     ballast = Ballast(job.nodes[0], left, group, pressing=pressing)
                 told = _child(job, placement, telling, group, ballast)
-    except (CapabilityError, ChildFailed) as error:
+    except (CapabilityError, NativeError, ChildFailed) as error:  # NativeError: of the ballast
         return Row(placement.name, placement.how, skipped=str(error))
     return _row_of(job, placement, told, ballast, known[ALL_FAST])
 
@@ -146,7 +146,8 @@ def _child(
 ) -> Told:
     """What one forked child saw. `ballast` is taken once the child has its own copy of what it shares, and kept.
 
-    Raises ChildFailed with its last lines, UsageError if too few steps ran, CapabilityError for the ballast.
+    Raises ChildFailed with its last lines, UsageError if too few steps ran, CapabilityError and NativeError for the
+    ballast.
     """
     with (
         tempfile.TemporaryDirectory(prefix="sentinel-compare-") as name,

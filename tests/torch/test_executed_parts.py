@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import mmap
@@ -21,6 +22,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
+from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.executed import comparing
 from sentinel.executed.child import Line
 from sentinel.executed.placements import ALL_FAST, OURS
@@ -135,6 +137,24 @@ def test_room_beside_the_budget_is_what_stock_took_beyond_its_tensors() -> None:
     stock = {"free_before_bytes": 2000, "least_free_bytes": 1300, "tensor_bytes": [450, 500, 480]}
     assert comparing._room(ours, stock) == (100, 200)
     assert comparing._room(ours, {**stock, "least_free_bytes": 1900}) == (100, 0)
+
+
+@pytest.mark.parametrize(
+    "refusal", [NativeError("mbind", errno.EPERM), CapabilityError("pinning 1 GiB", "not permitted", "run as root")]
+)
+def test_a_placement_whose_ballast_is_refused_is_one_skipped_row(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    def refused(*_: object) -> None:
+        raise refusal
+
+    for name in ("kernel_settings", "new_cgroup"):
+        monkeypatch.setattr(comparing, name, lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(comparing, "_child", refused)
+    job: Any = SimpleNamespace(nodes=(0, 1), weights={})
+    first_touch = next(placement for placement in comparing.PLACEMENTS if placement.name == "first-touch")
+    row = comparing._row(job, first_touch, {}, (1 << 20, 0), lambda *_: contextlib.nullcontext())
+    assert (row.name, row.skipped) == ("first-touch", str(refusal))
 
 
 _UNCHANGED = """
