@@ -28,7 +28,7 @@ def losses() -> Iterator[list[bytes]]:
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        found.extend(root.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for root in roots)
+        found.extend(_bytes_of(root) for root in roots)
         plain(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward
@@ -49,8 +49,13 @@ def digest_of_trained(models: Sequence[nn.Module], optimizers: Sequence[Optimize
     for name, tensor, role in sorted(names.persistent_tensors(models, optimizers), key=lambda n: n[0]):
         if role != "grad":
             total.update(name.encode())
-            total.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            total.update(_bytes_of(tensor))
     return total.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """On whatever device it is; what this process can address is read in place."""
+    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:

@@ -22,8 +22,10 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
+import torch
+
 from sentinel.core.errors import CapabilityError, NativeError
-from sentinel.executed import comparing
+from sentinel.executed import comparing, trained_bits
 from sentinel.executed.child import Line
 from sentinel.executed.placements import ALL_FAST, OURS
 from sentinel.executed.shared_imports import _imported, _present, import_shared
@@ -155,6 +157,28 @@ def test_a_placement_whose_ballast_is_refused_is_one_skipped_row(
     first_touch = next(placement for placement in comparing.PLACEMENTS if placement.name == "first-touch")
     row = comparing._row(job, first_touch, {}, (1 << 20, 0), lambda *_: contextlib.nullcontext())
     assert (row.name, row.skipped) == ("first-touch", str(refusal))
+
+
+class OnDevice(torch.Tensor):
+    """As a tensor of a GPU: NumPy has no access to it."""
+
+    def cpu(self, *_: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
+
+
+def test_losses_and_parameters_on_a_device_count_as_those_in_host_memory() -> None:
+    def computed(kind: type[torch.Tensor]) -> tuple[list[bytes], str]:
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.arange(7.0).as_subclass(kind))
+        with trained_bits.losses() as found:
+            model.weight.square().sum().backward()
+        return found, trained_bits.digest_of_trained([model], [])
+
+    assert computed(OnDevice) == computed(torch.Tensor)
+    assert computed(OnDevice)[0] == [torch.tensor(91.0).numpy().tobytes()]
 
 
 _UNCHANGED = """
