@@ -87,7 +87,7 @@ def exact_free_counts() -> Iterator[None]:
     with contextlib.ExitStack() as undo:
         for path, setting in _SETTINGS.items():
             with contextlib.suppress(OSError):
-                undo.callback(_write_if_possible, path, as_before_a_comparison(path, path.read_text()))
+                undo.callback(write_if_possible, path, as_before_a_comparison(path, path.read_text()))
                 path.write_text(setting.ours)
                 if path == _COLLAPSING:
                     with telling("waiting for khugepaged to end what it has begun"):
@@ -105,7 +105,8 @@ def as_before_a_comparison(path: Path, text: str) -> str:
     return setting.default
 
 
-def _write_if_possible(path: Path, text: str) -> None:
+def write_if_possible(path: Path, text: str) -> None:
+    """Write a setting of the kernel; one that refuses stays as it is."""
     with contextlib.suppress(OSError):
         path.write_text(text)
 

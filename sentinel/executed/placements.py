@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.executed.node_memory import write_if_possible
 from sentinel.system.kernel import system_call
 
 OURS = "sentinel"
@@ -86,6 +87,10 @@ def kernel_settings(placement: Placement, weights: dict[int, int]) -> Iterator[N
             raise CapabilityError("weighted interleave", f"{_WEIGHTS} is not there", "use Linux 6.9 or later")
         wanted |= {_WEIGHTS / f"node{node}": str(weight) for node, weight in weights.items()}
     with contextlib.ExitStack() as undo:
+        if placement.mode == _WEIGHTED and (automatic := _WEIGHTS / "auto").exists():
+            # a weight that is written turns it off (Linux 6.16), and to turn it on again is refused where firmware told
+            # no bandwidths, though it says "true" there until then
+            undo.callback(write_if_possible, automatic, automatic.read_text())
         for path, value in wanted.items():
             before = path.read_text().strip()
             if before == value:

@@ -16,6 +16,8 @@ _SETTINGS = (
     "sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs",
 )
 _WEIGHTS = "sys/kernel/mm/mempolicy/weighted_interleave"
+_AUTOMATIC = f"{_WEIGHTS}/auto"
+"""Turned off by each weight that is written, so put back after these (Linux 6.16)."""
 _CGROUPS = "sys/fs/cgroup"
 _CONTROL = f"{_CGROUPS}/cgroup.subtree_control"
 _MEMORY = "memory"
@@ -26,7 +28,7 @@ def settings_now(root: Path = ROOT) -> dict[str, str]:
     """Path below `root` -> what it says; those that are not there are left out."""
     weights = sorted(path.relative_to(root).as_posix() for path in (root / _WEIGHTS).glob("node*"))
     found = {}
-    for name in (*_SETTINGS, *weights, _CONTROL):
+    for name in (*_SETTINGS, *weights, _AUTOMATIC, _CONTROL):
         with contextlib.suppress(OSError):
             said = (root / name).read_text().strip()
             found[name] = said if name != _CONTROL else _MEMORY * (_MEMORY in said.split())
@@ -39,8 +41,9 @@ def put_back(before: Mapping[str, str], root: Path = ROOT) -> list[str]:
     for folder in sorted((root / _CGROUPS).glob("sentinel-compare-*")):
         with contextlib.suppress(OSError):  # of another one that still runs, or not ours
             folder.rmdir()
-    now, said = settings_now(root), []
+    said = []
     for name, found in before.items():
+        now = settings_now(root)  # one that is written may change another
         if name not in now or not isinstance(found, str):
             said.append(f"{name!a} could not be written: it is no setting that a comparison changes here, or no text")
             continue

@@ -176,6 +176,28 @@ def test_a_placement_sets_what_it_needs_and_gives_it_back(knobs: dict[str, Path]
     assert values(knobs) == BEFORE
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_kernel_finds_weights_itself_again_where_it_can(
+    knobs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    automatic = knobs["node0"].with_name("auto")
+    automatic.write_text("true\n")
+    plain = Path.write_text
+
+    def as_the_kernel(path: Path, text: str) -> int:
+        if path == automatic and refused:
+            raise OSError(errno.ENODEV, "No such device")
+        if path.parent == automatic.parent and path != automatic:
+            plain(automatic, "false\n")
+        return plain(path, text)
+
+    monkeypatch.setattr(Path, "write_text", as_the_kernel)
+    with placements.kernel_settings(named("weighted-interleave"), {0: 7, 1: 1}):
+        assert automatic.read_text() == "false\n"
+    assert automatic.read_text() == ("false\n" if refused else "true\n")
+    assert values(knobs) == BEFORE
+
+
 def test_what_was_set_is_given_back_after_an_interrupt_too(knobs: dict[str, Path]) -> None:
     with pytest.raises(KeyboardInterrupt), placements.kernel_settings(named("kernel-tiering"), {}):
         raise KeyboardInterrupt

@@ -122,6 +122,25 @@ def test_settings_are_put_back_and_said(kernel: Path) -> None:
     ]
 
 
+def test_weights_that_the_kernel_finds_itself_are_its_own_again(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = kernel / "sys/kernel/mm/mempolicy/weighted_interleave/node0"
+    automatic = weight.with_name("auto")
+    automatic.write_text("true\n")
+    before = left_as_it_was.settings_now(kernel)
+    plain = Path.write_text
+
+    def as_the_kernel(path: Path, text: str) -> int:
+        if path == weight:
+            plain(automatic, "false\n")
+        return plain(path, text)
+
+    monkeypatch.setattr(Path, "write_text", as_the_kernel)
+    plain(weight, "7\n")  # and the kernel has turned it on again meanwhile
+    said = left_as_it_was.put_back(before, kernel)
+    assert (weight.read_text(), automatic.read_text()) == ("1", "true")
+    assert [sentence.split()[0].rpartition("/")[2] for sentence in said] == ["node0", "auto"]
+
+
 def test_settings_are_left_alone_where_the_kernel_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
