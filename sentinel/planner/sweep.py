@@ -44,7 +44,7 @@ class Cell:
     """One policy with one amount of fast memory. What a refused cell cannot know is None.
 
     `speed`: all-fast time over its own, at most about 1. `bound_speed`: all-fast time over the bound, which no plan
-    of this kind can pass. `of_bound`: the bound over its own time, at most 1.
+    of this kind can pass, None where that is less than a nanosecond. `of_bound`: the bound over its own time, at most 1.
     `loose`: why the bound may be far below the best plan; empty if it is tight. `refused`: why there is no plan.
     `exchange_step_ns`, `exchange_speed`: the looser bound of plans that hold room on one side of a move only, and
     all-fast time over it; None where it is loose. `worse_step_ns`, `worse_speed`: the same plan on `Machine.worse`,
@@ -61,7 +61,7 @@ class Cell:
     step_ns: int | None
     speed: float | None
     bound_step_ns: int
-    bound_speed: float
+    bound_speed: float | None
     of_bound: float | None
     loose: str
     migrated_bytes_per_step: int | None
@@ -238,7 +238,7 @@ def cells(
                 step_ns=made.step_ns,
                 speed=made.speed,
                 bound_step_ns=least.step_ns,
-                bound_speed=subject.all_fast_step_ns / least.step_ns,
+                bound_speed=_over(subject.all_fast_step_ns, least.step_ns),
                 of_bound=_over(least.step_ns, made.step_ns),
                 loose=least.loose,
                 migrated_bytes_per_step=made.migrated_bytes_per_step,

@@ -144,7 +144,7 @@ def _of_policies(cells: list[Cell], title: str, shown: Callable[[Cell], str], fi
 
 
 def _bound(cell: Cell) -> str:
-    return f"{cell.bound_speed:.3f} / {'~' if cell.loose else ''}1.000"
+    return "-" if cell.bound_speed is None else f"{cell.bound_speed:.3f} / {'~' if cell.loose else ''}1.000"
 
 
 def _exchange_bound(cell: Cell) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +22,7 @@ from sentinel.core.units import format_bytes
 from sentinel.planner import POLICIES, check_policies, plan, sweep
 from sentinel.planner.sweep import (
     DEFAULT_POLICIES,
+    Comparison,
     Point,
     cells,
     curve,
@@ -28,7 +30,8 @@ from sentinel.planner.sweep import (
     make_subject,
     near_knee,
 )
-from sentinel.reports.policy_comparison import answer
+from sentinel.reports.html.policy_comparison_page import comparison_page
+from sentinel.reports.policy_comparison import answer, text
 from tests.builders import MIB, act, make_machine, make_profile, param
 
 MACHINE = make_machine(512 * MIB)
@@ -204,6 +207,18 @@ def test_where_slow_memory_cannot_be_addressed_too_small_amounts_are_refused_not
     assert "fast memory" in first.refused
     assert last.speed == 1
     assert all(cell.refused for cell in cells(subject, PROFILE, machine, first, ("sentinel", "sentinel-2021")))
+
+
+def test_a_step_of_one_nanosecond_has_no_speed_at_its_bound() -> None:
+    """The bound, rounded down, is 0 ns."""
+    profile = make_profile([param("w", MIB, [])], 1, layer_ns=1)
+    subject = make_subject("p", profile, MACHINE)
+    (point,) = curve(subject, profile, MACHINE, {"100%": MIB})
+    (cell,) = cells(subject, profile, MACHINE, point, ("static",))
+    assert (cell.step_ns, cell.bound_step_ns, cell.bound_speed) == (1, 0, None)
+    found = Comparison("m", ("static",), (subject,), (cell,), (point,), ())
+    assert re.search(r"^\(the bound\) +-$", text(found), re.MULTILINE)
+    comparison_page(found)
 
 
 def test_a_step_without_tensors_and_an_unknown_policy_are_usage_errors() -> None:

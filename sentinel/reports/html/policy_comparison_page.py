@@ -82,7 +82,7 @@ def _picture(points: list[Point], cells: list[Cell], knee: Knee | None) -> str:
     most = max([point.fast_bytes for point in points], default=0) or 1
     ticks = [(share / 5, f"{share / 5:.0%}") for share in range(6)]
     body = y_axis(_FRAME, ticks) + _amounts(points, most)
-    for nbytes, best in sorted({(cell.fast_bytes, cell.bound_speed) for cell in cells}):
+    for nbytes, best in sorted({(c.fast_bytes, c.bound_speed) for c in cells if c.bound_speed is not None}):
         body += _level(nbytes, best, most)  # a line between two would be below what is possible there
     body += _line([(p.fast_bytes, p.speed) for p in points if p.speed is not None], most, class_="ran")
     named = dict(zip(_fastest(cells), _COLOURS, strict=False))
