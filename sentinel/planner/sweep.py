@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.machine import LESS, Machine
@@ -40,64 +41,54 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One policy with one amount of fast memory. What a refused cell cannot know is None.
+class Point:
+    """A plan with an amount of fast memory, as asked for (`fast`) and in bytes. What a refused one cannot know is None.
 
-    `speed`: all-fast time over its own, at most about 1. `bound_speed`: all-fast time over the bound, which no plan
-    of this kind can pass, None where that is less than a nanosecond. `of_bound`: the bound over its own time, at most 1.
-    `loose`: why the bound may be far below the best plan; empty if it is tight. `refused`: why there is no plan.
-    `exchange_step_ns`, `exchange_speed`: the looser bound of plans that hold room on one side of a move only, and
-    all-fast time over it; None where it is loose. `worse_step_ns`, `worse_speed`: the same plan on `Machine.worse`,
-    beside the same all-fast time; `half_links_step_ns`, `half_links_speed`: where links alone carry half.
-    `fast_peak_bytes`, `fast_mean_bytes`: held in fast memory at most, and in the mean
-    over the time of the step. `gap`: of a policy that searches, by what share of its time its program could be shorter
-    at most.
+    `speed`: all-fast time over its own, at most about 1. `refused`: why there is no plan. `worse_step_ns`: the same
+    plan on `Machine.worse`; `half_links_step_ns`: where links alone carry half. `fast_peak_bytes`, `fast_mean_bytes`:
+    held in fast memory at most, and in the mean over the time of the step. `gap`: of a policy that searches, by what
+    share of its time its program could be shorter at most.
     """
 
     profile: str
     fast: str
     fast_bytes: int
-    policy: str
     step_ns: int | None
     speed: float | None
+    migrated_bytes_per_step: int | None
+    refused: str
+    worse_step_ns: int | None = None
+    fast_peak_bytes: int | None = None
+    fast_mean_bytes: int | None = None
+    gap: float | None = None
+    half_links_step_ns: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Point):
+    """The plan of one policy, beside what is possible there.
+
+    `bound_speed`: all-fast time over the bound, which no plan of this kind can pass, None where that is less than a
+    nanosecond. `of_bound`: the bound over its own time, at most 1. `loose`: why the bound may be far below the best
+    plan; empty if it is tight. `exchange_step_ns`, `exchange_speed`: the looser bound of plans that hold room on one
+    side of a move only, and all-fast time over it; None where it is loose. `worse_speed`, `half_links_speed`: all-fast
+    time over `worse_step_ns` and `half_links_step_ns`.
+    """
+
+    policy: str
     bound_step_ns: int
     bound_speed: float | None
     of_bound: float | None
     loose: str
-    migrated_bytes_per_step: int | None
-    refused: str
-    worse_step_ns: int | None = None
     worse_speed: float | None = None
-    fast_peak_bytes: int | None = None
-    fast_mean_bytes: int | None = None
     exchange_step_ns: int | None = None
     exchange_speed: float | None = None
-    gap: float | None = None
-    half_links_step_ns: int | None = None
     half_links_speed: float | None = None
 
     @property
     def mean_share(self) -> float | None:
         """What is held in the mean over the step, as a share of the fast memory there is."""
         return None if self.fast_mean_bytes is None or not self.fast_bytes else self.fast_mean_bytes / self.fast_bytes
-
-
-@dataclass(frozen=True)
-class Point:
-    """The curve at one amount of fast memory, as asked for (`fast`) and in bytes; the rest as in a Cell."""
-
-    profile: str
-    fast: str
-    fast_bytes: int
-    step_ns: int | None
-    speed: float | None
-    migrated_bytes_per_step: int | None
-    refused: str
-    worse_step_ns: int | None = None
-    fast_peak_bytes: int | None = None
-    fast_mean_bytes: int | None = None
-    gap: float | None = None
-    half_links_step_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -155,15 +146,9 @@ def curve(
     fast_of: dict[int, str] = {}
     for fast, nbytes in amounts.items():
         fast_of.setdefault(nbytes, fast)
-    best: Plan | None = None
+    best: dict[str, Plan] = {}
     for nbytes, fast in sorted(fast_of.items()):
-        try:
-            made = plan(profile, machine.with_fast_capacity(nbytes), policy, pins=pins)
-        except (PlanError, UsageError) as error:
-            yield Point(subject.profile, fast, nbytes, None, None, None, str(error))
-            continue
-        best = made if best is None else not_slower(made, best)
-        yield _point(subject, fast, nbytes, best, profile, machine)
+        yield _planned(subject, fast, nbytes, profile, machine, policy, best, pins=pins)
 
 
 def near_knee(
@@ -222,36 +207,26 @@ def cells(
     `time_limit_s`: for each bound. `search_s`: for the search of `autotm`; without, it is as in `plan`.
     """
     best = {} if best is None else best
-    machine = machine.with_fast_capacity(point.fast_bytes)
-    least = bound(profile, machine, time_limit_s=time_limit_s)
-    looser = exchange_bound(profile, machine, time_limit_s=time_limit_s)
+    there = machine.with_fast_capacity(point.fast_bytes)
+    least = bound(profile, there, time_limit_s=time_limit_s)
+    looser = exchange_bound(profile, there, time_limit_s=time_limit_s)
     exchange_ns = None if looser.loose else looser.step_ns
-    found = []
+    all_fast_ns, found = subject.all_fast_step_ns, []
     for policy in policies:
-        made = _planned(subject, point, profile, machine, policy, best, search_s)
+        limit_s = search_s if policy == SEARCHING else None
+        made = _planned(subject, point.fast, point.fast_bytes, profile, machine, policy, best, search_s=limit_s)
         found.append(
             Cell(
-                profile=subject.profile,
-                fast=point.fast,
-                fast_bytes=point.fast_bytes,
+                **vars(made),
                 policy=policy,
-                step_ns=made.step_ns,
-                speed=made.speed,
                 bound_step_ns=least.step_ns,
-                bound_speed=_over(subject.all_fast_step_ns, least.step_ns),
+                bound_speed=_over(all_fast_ns, least.step_ns),
                 of_bound=_over(least.step_ns, made.step_ns),
                 loose=least.loose,
-                migrated_bytes_per_step=made.migrated_bytes_per_step,
-                refused=made.refused,
-                worse_step_ns=made.worse_step_ns,
-                worse_speed=_over(subject.all_fast_step_ns, made.worse_step_ns),
-                fast_peak_bytes=made.fast_peak_bytes,
-                fast_mean_bytes=made.fast_mean_bytes,
+                worse_speed=_over(all_fast_ns, made.worse_step_ns),
                 exchange_step_ns=exchange_ns,
-                exchange_speed=_over(subject.all_fast_step_ns, exchange_ns),
-                gap=made.gap,
-                half_links_step_ns=made.half_links_step_ns,
-                half_links_speed=_over(subject.all_fast_step_ns, made.half_links_step_ns),
+                exchange_speed=_over(all_fast_ns, exchange_ns),
+                half_links_speed=_over(all_fast_ns, made.half_links_step_ns),
             )
         )
     return found
@@ -269,30 +244,27 @@ def knee(points: Sequence[Point]) -> Knee | None:
 
 def _planned(
     subject: Subject,
-    point: Point,
+    fast: str,
+    nbytes: int,
     profile: Profile,
     machine: Machine,
     policy: str,
     best: dict[str, Plan],
-    search_s: float | None,
+    **how: Any,
 ) -> Point:
-    """What a policy makes of the amount of `point`, or has made of a smaller one."""
+    """What a policy makes of an amount, or has made of a smaller one: `best`, by policy. `how`: as in `plan`."""
+    machine = machine.with_fast_capacity(nbytes)
     try:
-        made = plan(profile, machine, policy, search_s=search_s if policy == SEARCHING else None)
-    except PlanError as error:
-        return Point(subject.profile, point.fast, point.fast_bytes, None, None, None, str(error))
-    best[policy] = not_slower(made, best[policy]) if policy in best else made
-    return _point(subject, point.fast, point.fast_bytes, best[policy], profile, machine)
-
-
-def _point(subject: Subject, fast: str, nbytes: int, made: Plan, profile: Profile, machine: Machine) -> Point:
-    step_ns = made.predicted_step_ns
+        made = plan(profile, machine, policy, **how)
+    except (PlanError, UsageError) as error:
+        return Point(subject.profile, fast, nbytes, None, None, None, str(error))
+    made = best[policy] = not_slower(made, best[policy]) if policy in best else made
     return Point(
         subject.profile,
         fast,
         nbytes,
-        step_ns,
-        _over(subject.all_fast_step_ns, step_ns),
+        made.predicted_step_ns,
+        _over(subject.all_fast_step_ns, made.predicted_step_ns),
         made.migrated_bytes_per_step,
         "",
         worse_step_ns=simulate_lawful(made, profile, machine.worse()).step_ns,

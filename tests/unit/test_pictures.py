@@ -122,9 +122,14 @@ def test_a_tensor_on_its_way_out_is_touched_in_slow_memory() -> None:
     assert "slow memory serves 2 of 4" in picture
 
 
+def _cell(policy: str, fast: str, nbytes: int, speed: float | None) -> Cell:
+    made = ("gpt", fast, nbytes, 900, speed, 0, "" if speed else "it has no plan")
+    return Cell(*made, policy=policy, bound_step_ns=1000, bound_speed=0.98, of_bound=0.9, loose="")
+
+
 def _comparison(speed: float | None, knee: bool) -> Comparison:
     point = Point("gpt", "20%", 2 * GB, 1000, 0.97, 7, "")
-    cell = Cell("gpt", "20%", 2 * GB, "static", 900, speed, 1000, 0.98, 0.9, "", 0, "" if speed else "it has no plan")
+    cell = _cell("static", "20%", 2 * GB, speed)
     knees = (Knee("gpt", "20%", 2 * GB, 0.97, GB),) if knee else ()
     subject = Subject("gpt", 17, 13, 10 * GB, 970)
     return Comparison("cxl", ("sentinel", "static"), (subject,), (cell,), (point,), knees)
@@ -148,7 +153,7 @@ def test_a_comparison_is_told_alike_in_every_form(speed: float | None) -> None:
 def test_the_three_fastest_other_policies_have_a_colour_and_their_name_in_the_picture() -> None:
     names = {"best-static": 0.9, "lru": 0.4, "next-use": 0.8, "interleave": 0.7, "first-touch": 0.6}
     cells = [
-        Cell("gpt", fast, nbytes, policy, 900, speed, 1000, 0.98, 0.9, "", 0, "")
+        _cell(policy, fast, nbytes, speed)
         for policy, speed in names.items()
         for fast, nbytes in (("20%", 2 * GB), ("40%", 4 * GB))
     ]
