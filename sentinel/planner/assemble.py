@@ -8,9 +8,9 @@ Last, placements in which every page stays in one tier for good.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -280,30 +280,16 @@ def footprint_bytes(profile: Profile) -> int:
     t = profile.tensors[profile.tensors["managed"]]
     pages = -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES
     moving = t[~t["persistent"]]
-    return int(pages[t["persistent"]].sum()) + _packed_bytes(moving, profile.n_events)
+    columns = np.stack([moving[name] for name in ("nbytes", "born_event", "died_event")])
+    return int(pages[t["persistent"]].sum()) + _packed_bytes(columns.tobytes(), profile.n_events)
 
 
-_packed: dict[bytes, int] = {}
-
-_MOST_PACKED = 4
-
-
-def _packed_bytes(moving: np.ndarray, n_events: int) -> int:
-    """Of tensors packed by lifetime. Remembered for the last few steps: a job asks for its budget, plans, and plans
-    again with other layer times, and each of these begins with it. By a digest of what it follows from, so that equal
-    steps are one and the columns of none are kept."""
-    sizes, births, deaths = (moving[name].copy() for name in ("nbytes", "born_event", "died_event"))
-    digest = hashlib.blake2b(n_events.to_bytes(8, "little"))
-    for column in (sizes, births, deaths):
-        digest.update(column.tobytes())
-    key = digest.digest()
-    packed = _packed.get(key)
-    if packed is None:
-        packed = pack_slots(sizes, births, deaths, n_events)[1]
-        if len(_packed) >= _MOST_PACKED:
-            _packed.clear()
-        _packed[key] = packed
-    return packed
+@lru_cache(maxsize=4)
+def _packed_bytes(columns: bytes, n_events: int) -> int:
+    """Of tensors packed by lifetime, from their sizes, births and deaths. Remembered for the last few steps: a job asks
+    for its budget, plans, and plans again with other layer times, and each of these begins with it."""
+    sizes, births, deaths = np.frombuffer(columns, np.int64).reshape(3, -1)
+    return pack_slots(sizes, births, deaths, n_events)[1]
 
 
 def with_page_tiers(plan: Plan, profile: Profile, tier: np.ndarray, policy: str) -> Plan:

@@ -15,6 +15,7 @@ def test_the_footprint_is_whole_pages_of_what_persists_and_the_packed_rest():
     profile = make_profile([param("p", 1, [0]), act("a", PAGE, 0, 1), act("b", PAGE, 1, 2)], 2)
     assert footprint_bytes(profile) == 2 * PAGE  # `a` and `b` are never alive together
     assert one_tier(profile, make_machine(), 0, "test").footprint_bytes == 2 * PAGE
+    assert footprint_bytes(make_profile([], 2)) == 0
 
 
 def test_a_block_is_cut_where_the_tier_of_its_pages_changes():
