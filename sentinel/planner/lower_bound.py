@@ -44,6 +44,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra_ns, make_groups
 from sentinel.planner.column_generation import efforts_for, start_column_generation
+from sentinel.planner.linear_program import solver_of
 from sentinel.planner.window_bound import profile_window_bound_ns
 from sentinel.planner.workload import make_workload
 
@@ -175,25 +176,17 @@ def by_prices(
 
 def _solve(certifier: Certifier, time_limit_s: float) -> tuple[float, str] | None:
     """(ms that the solver's prices prove, why loose); None if it does not end in time."""
-    program = certifier.program
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = program.n_columns, program.n_rows
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = program.columns()
-    lp.row_lower_, lp.row_upper_ = certifier.low, certifier.high
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.searchsorted(certifier.row, np.arange(lp.num_row_ + 1)).astype(np.int32)
-    lp.a_matrix_.index_, lp.a_matrix_.value_ = certifier.column.astype(np.int32), certifier.value
-    solver = highspy.Highs()
-    for option, setting in (
-        ("output_flag", False),
-        ("solver", "ipm"),
-        ("run_crossover", "off"),
-        ("threads", 1),
-        ("time_limit", time_limit_s),
-        ("ipm_optimality_tolerance", 1e-6),
-    ):
-        solver.setOptionValue(option, setting)
-    solver.passModel(lp)
+    cost, low, high = certifier.program.columns()
+    solver = solver_of(
+        cost,
+        (low, high),
+        (certifier.low, certifier.high),
+        [(certifier.row, certifier.column, certifier.value)],
+        solver="ipm",
+        run_crossover="off",
+        time_limit=time_limit_s,
+        ipm_optimality_tolerance=1e-6,
+    )
     solver.run()
     status = solver.getModelStatus()
     if status == highspy.HighsModelStatus.kTimeLimit:

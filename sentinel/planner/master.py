@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.ragged import positions
 from sentinel.planner.decision import Choice, Episodes, episodes_of, held_layers
+from sentinel.planner.linear_program import Entries, colwise, solver_of
 from sentinel.planner.pricing import Prices
 from sentinel.planner.relaxation import PinnedCandidates, layer_base_ms
 from sentinel.planner.workload import Workload
@@ -124,8 +125,6 @@ _MOVE_COST = 1e-3
 _SLOW_COST = 1e-5
 """ms a ms of slow accesses: a tie-breaker, so that what does not matter for time is fast where there is room."""
 
-Entries = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]
-
 
 @dataclass(frozen=True, eq=False)
 class Mix:
@@ -169,12 +168,9 @@ class Master:
         self._lost_ms = np.zeros(0)  # what moves of each column take from compute
         self._left = np.ones(len(work.units))
         self._pinned_limits = (np.zeros(len(candidates)), np.ones(len(candidates)))
-        self.highs = highspy.Highs()
-        for option, setting in (("output_flag", False), ("threads", 1), ("solver", "simplex")):
-            self.highs.setOptionValue(option, setting)
-        self.highs.passModel(self._frame())
+        self.highs = self._frame()
 
-    def _frame(self) -> highspy.HighsLp:
+    def _frame(self) -> highspy.Highs:
         """The program without columns."""
         length, candidates, n_rows = self.length, self.candidates, self.unit_row + len(self.work.units)
         base, least = layer_base_ms(self.work, candidates)
@@ -192,21 +188,18 @@ class Master:
         ]
         entries += [(self.link_row + link * length + layers, layers, -ones) for link in range(self.links)]
         saved = np.bincount(candidates.use_group, candidates.use_ns, len(candidates))
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = self.first, n_rows
         endless = np.full(length, np.inf)
-        lp.col_cost_ = np.concatenate([ones, np.zeros(length), -_SLOW_COST * saved / 1e6])
-        lp.col_lower_ = np.concatenate([least, np.zeros(length + len(candidates))])
-        lp.col_upper_ = np.concatenate([endless, endless, np.ones(len(candidates))])
+        cost = np.concatenate([ones, np.zeros(length), -_SLOW_COST * saved / 1e6])
+        columns = (
+            np.concatenate([least, np.zeros(length + len(candidates))]),
+            np.concatenate([endless, endless, np.ones(len(candidates))]),
+        )
         low, high = np.full(n_rows, -np.inf), np.zeros(n_rows)
         low[:length], high[:length] = base, np.inf
         high[length : self.link_row] = self.work.budget_bytes / 1e9
         low[self.held_row : self.unit_row] = 0.0
         high[self.unit_row :] = 1.0
-        lp.row_lower_, lp.row_upper_ = low, high
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = _colwise(entries, lp.num_col_, n_rows)
-        return lp
+        return solver_of(cost, columns, (low, high), entries, solver="simplex")
 
     def fix_pool(self, work: Workload, free: NDArray[np.float64], left: NDArray[np.float64]) -> None:
         """Fix what is pinned. `work.pool_ns`: what that costs; `free`: (L,) bytes left to the rest; `left`: (classes,)
@@ -391,16 +384,6 @@ class Master:
             lost += np.bincount(owner[moving], taken + work.lost_ns_of_moves[way, unit] / 1e6, n - known)
         self._lost_ms = np.append(self._lost_ms, lost)
         cost += lost
-        starts, index, value = _colwise(entries, n - known, self.unit_row + len(work.units))
+        starts, index, value = colwise(entries, n - known, self.unit_row + len(work.units))
         none, all_of_it = np.zeros(n - known), np.ones(n - known)
         self.highs.addCols(n - known, cost, none, all_of_it, len(index), starts[:-1], index, value)
-
-
-def _colwise(
-    entries: Entries, n_columns: int, n_rows: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
-    """(starts, row index, value) by column; entries of one place are added up."""
-    row, column, value = (np.concatenate(part) for part in zip(*entries, strict=True))
-    key, place = np.unique(column * n_rows + row, return_inverse=True)
-    starts = np.searchsorted(key // n_rows, np.arange(n_columns + 1)).astype(np.int32)
-    return starts, (key % n_rows).astype(np.int32), np.bincount(place, value, len(key)).astype(np.float64)

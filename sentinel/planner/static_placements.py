@@ -26,6 +26,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.trace import ROLES
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.assemble import footprint_bytes, one_tier, with_page_tiers
+from sentinel.planner.linear_program import Entries, solver_of
 
 
 class AllFast:
@@ -286,24 +287,15 @@ def _solved(
     """(kinds,) slow pages of each that make the sum of layer times least: columns are pages, then layers."""
     kinds, layers = each_ns.shape
     layer, page_kind = np.nonzero(each_ns.T)
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = kinds + layers, layers + 1
-    lp.col_cost_ = np.concatenate([np.zeros(kinds), np.ones(layers)])
-    lp.col_lower_ = np.concatenate([np.zeros(kinds), compute_ns / 1e3])
-    lp.col_upper_ = np.concatenate([of_kind, np.full(layers, np.inf)])
-    lp.row_lower_ = np.append(traffic_ns / 1e3, float(n_slow))
-    lp.row_upper_ = np.full(layers + 1, np.inf)
-    row = np.concatenate([layer, np.arange(layers), np.full(kinds, layers)])
-    column = np.concatenate([page_kind, kinds + np.arange(layers), np.arange(kinds)])
-    value = np.concatenate([-each_ns.T[layer, page_kind] / 1e3, np.ones(layers + kinds)])
-    order = np.argsort(row, kind="stable")
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.searchsorted(row[order], np.arange(layers + 2)).astype(np.int32)
-    lp.a_matrix_.index_, lp.a_matrix_.value_ = column[order].astype(np.int32), value[order]
-    solver = highspy.Highs()
-    for option, setting in (("output_flag", False), ("threads", 1), ("solver", "simplex")):
-        solver.setOptionValue(option, setting)
-    solver.passModel(lp)
+    cost = np.concatenate([np.zeros(kinds), np.ones(layers)])
+    columns = np.concatenate([np.zeros(kinds), compute_ns / 1e3]), np.concatenate([of_kind, np.full(layers, np.inf)])
+    rows = np.append(traffic_ns / 1e3, float(n_slow)), np.full(layers + 1, np.inf)
+    entries: Entries = [
+        (layer, page_kind, -each_ns.T[layer, page_kind] / 1e3),
+        (np.arange(layers), kinds + np.arange(layers), np.ones(layers)),
+        (np.full(kinds, layers), np.arange(kinds), np.ones(kinds)),
+    ]
+    solver = solver_of(cost, columns, rows, entries, solver="simplex")
     solver.run()
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return np.zeros(kinds)  # then pages are chosen by what each saves by itself
