@@ -11,8 +11,9 @@ all pages that cost alike in every layer, and one for the time of each layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import highspy
 import numpy as np
@@ -58,23 +59,25 @@ class AllSlow:
         return replace(plan, footprint_bytes=footprint_bytes(profile))
 
 
-class FirstTouch:
-    """What a kernel does without help: a page is fast if there was room when it was first touched, and stays."""
+class _ByPage:
+    """Each page stays for good in the tier that a rule gives it, of addresses as all-fast has them."""
 
-    name = "first-touch"
+    def __init__(self, name: str, rule: Callable[[Plan, Profile, Machine], NDArray[np.int8]]) -> None:
+        self.name, self._rule = name, rule
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
-        """Persistent tensors first, then the pages of the packed transients in the order of their first tenant."""
+        """A plan without migrations."""
         plan = one_tier(profile, machine, 0, self.name)
-        return with_page_tiers(plan, profile, _first_touch_tiers(plan, profile, machine.fast.capacity_bytes), self.name)
+        return with_page_tiers(plan, profile, self._rule(plan, profile, machine), self.name)
 
 
 _STRIPES = 1024
 """Pages are dealt in at most 1,024 runs; a tensor much smaller than a run is in one tier."""
 
 
-def _first_touch_tiers(plan: Plan, profile: Profile, budget: int) -> NDArray[np.int8]:
-    """(pages,) tier of each page of an all-fast plan if pages become fast in the order in which they are touched."""
+def _first_touch_tiers(plan: Plan, profile: Profile, machine: Machine) -> NDArray[np.int8]:
+    """(pages,) tier of each page of an all-fast plan if pages become fast in the order in which they are touched:
+    persistent tensors first, then the pages of the packed transients in the order of their first tenant."""
     pages = plan.extent_bytes // PAGE_BYTES
     touched = np.full(pages, np.iinfo(np.int64).max)
     for slot in sorted(plan.slots, key=lambda s: -int(profile.tensors["born_event"][s.tensor])):
@@ -82,65 +85,37 @@ def _first_touch_tiers(plan: Plan, profile: Profile, budget: int) -> NDArray[np.
         born = -1 if persistent else int(profile.tensors["born_event"][slot.tensor])
         low, high = slot.offset // PAGE_BYTES, -(-(slot.offset + slot.nbytes) // PAGE_BYTES)
         touched[low:high] = np.minimum(touched[low:high], born)
-    return fill_tiers(np.argsort(touched, kind="stable"), (budget, *plan.capacity_bytes[1:]))
+    capacities = (machine.fast.capacity_bytes, *plan.capacity_bytes[1:])
+    return fill_tiers(np.argsort(touched, kind="stable"), capacities)
 
 
-class Interleave:
-    """One page here, one there, until a tier is full; what is left is in the last one (MPOL_INTERLEAVE)."""
-
-    name = "interleave"
-
-    def plan(self, profile: Profile, machine: Machine) -> Plan:
-        """As many pages in each tier, less where one is full."""
-        plan = one_tier(profile, machine, 0, self.name)
-        return with_page_tiers(plan, profile, _dealt_by(plan, [1] * len(machine.tiers)), self.name)
+def _interleaved_tiers(plan: Plan, _: Profile, machine: Machine) -> NDArray[np.int8]:
+    """(pages,) as many pages in each tier, less where one is full."""
+    return _dealt_by(plan, [1] * len(machine.tiers))
 
 
-class WeightedInterleave:
-    """Pages by bandwidth (MPOL_WEIGHTED_INTERLEAVE), as far as fast memory goes, evenly over all addresses."""
-
-    name = "weighted-interleave"
-
-    def plan(self, profile: Profile, machine: Machine) -> Plan:
-        """Each tier's share of the bandwidth, or of the footprint where that is less, in every run of pages."""
-        plan = one_tier(profile, machine, 0, self.name)
-        weights = [tier.read_bytes_per_s for tier in machine.tiers]
-        return with_page_tiers(plan, profile, _dealt_by(plan, weights, evenly=True), self.name)
+def _bandwidth_tiers(plan: Plan, _: Profile, machine: Machine) -> NDArray[np.int8]:
+    """(pages,) each tier's share of the bandwidth, or of the footprint where that is less, in every run of pages."""
+    return _dealt_by(plan, [tier.read_bytes_per_s for tier in machine.tiers], evenly=True)
 
 
-class BestStatic:
-    """The best placement found that moves nothing: each page stays for good where it saves most."""
-
-    name = "best-static"
-
-    def plan(self, profile: Profile, machine: Machine) -> Plan:
-        """All uses are looked at, beforehand: the strongest rival without migrations."""
-        return best_fixed_plan(profile, machine, self.name)
-
-
-class Static:
-    """Optimizer state in fast memory, the rest striped over what is left of it."""
-
-    name = "static"
-
-    def plan(self, profile: Profile, machine: Machine) -> Plan:
-        """A placement by role: no use is looked at."""
-        plan = one_tier(profile, machine, 0, self.name)
-        pages = plan.extent_bytes // PAGE_BYTES
-        optimizer = np.zeros(pages, bool)
-        role = ROLES.index("optimizer")
-        for slot in plan.slots:
-            if profile.tensors["role"][slot.tensor] == role:
-                optimizer[slot.offset // PAGE_BYTES : -(-(slot.offset + slot.nbytes) // PAGE_BYTES)] = True
-        budget = machine.fast.capacity_bytes // PAGE_BYTES
-        tier = np.ones(pages, np.int8)
-        tier[np.flatnonzero(optimizer)[:budget]] = 0
-        rest = np.flatnonzero(~optimizer)
-        left = max(budget - int(optimizer.sum()), 0)
-        tier[rest] = dealt(len(rest) * PAGE_BYTES, left / max(len(rest), 1), left * PAGE_BYTES)
-        slow = np.flatnonzero(tier)
-        tier[slow] = 1 + fill_tiers(np.arange(len(slow)), plan.capacity_bytes[1:])
-        return with_page_tiers(plan, profile, tier, self.name)
+def _tiers_by_role(plan: Plan, profile: Profile, machine: Machine) -> NDArray[np.int8]:
+    """(pages,) optimizer state in fast memory, the rest striped over what is left of it: no use is looked at."""
+    pages = plan.extent_bytes // PAGE_BYTES
+    optimizer = np.zeros(pages, bool)
+    role = ROLES.index("optimizer")
+    for slot in plan.slots:
+        if profile.tensors["role"][slot.tensor] == role:
+            optimizer[slot.offset // PAGE_BYTES : -(-(slot.offset + slot.nbytes) // PAGE_BYTES)] = True
+    budget = machine.fast.capacity_bytes // PAGE_BYTES
+    tier = np.ones(pages, np.int8)
+    tier[np.flatnonzero(optimizer)[:budget]] = 0
+    rest = np.flatnonzero(~optimizer)
+    left = max(budget - int(optimizer.sum()), 0)
+    tier[rest] = dealt(len(rest) * PAGE_BYTES, left / max(len(rest), 1), left * PAGE_BYTES)
+    slow = np.flatnonzero(tier)
+    tier[slow] = 1 + fill_tiers(np.arange(len(slow)), plan.capacity_bytes[1:])
+    return tier
 
 
 def _dealt_by(plan: Plan, weights: Sequence[int], *, evenly: bool = False) -> NDArray[np.int8]:
@@ -190,8 +165,7 @@ _ALIKE = 1e-9
 
 def best_fixed_plan(profile: Profile, machine: Machine, policy: str) -> Plan:
     """The plan of `tiers_by_benefit`: nothing moves, and each page is where it saves most."""
-    all_fast = one_tier(profile, machine, 0, policy)
-    return with_page_tiers(all_fast, profile, tiers_by_benefit(all_fast, profile, machine), policy)
+    return _ByPage(policy, tiers_by_benefit).plan(profile, machine)
 
 
 def tiers_by_benefit(plan: Plan, profile: Profile, machine: Machine) -> NDArray[np.int8]:
@@ -300,3 +274,19 @@ def _solved(
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return np.zeros(kinds)  # then pages are chosen by what each saves by itself
     return np.array(solver.getSolution().col_value[:kinds])
+
+
+FirstTouch = partial(_ByPage, "first-touch", _first_touch_tiers)
+"""What a kernel does without help: a page is fast if there was room when it was first touched, and stays."""
+
+Interleave = partial(_ByPage, "interleave", _interleaved_tiers)
+"""One page here, one there, until a tier is full; what is left is in the last one (MPOL_INTERLEAVE)."""
+
+WeightedInterleave = partial(_ByPage, "weighted-interleave", _bandwidth_tiers)
+"""Pages by bandwidth (MPOL_WEIGHTED_INTERLEAVE), as far as fast memory goes, evenly over all addresses."""
+
+BestStatic = partial(_ByPage, "best-static", tiers_by_benefit)
+"""The best placement found that moves nothing, all uses known beforehand: the strongest rival without migrations."""
+
+Static = partial(_ByPage, "static", _tiers_by_role)
+"""Optimizer state in fast memory, the rest striped over what is left of it."""
