@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,11 +69,23 @@ def bridge_shortest_gaps(
     """
     nbytes, left, parted = work.units.nbytes[work.use_unit], free.copy(), parted.copy()
     for row in np.flatnonzero(parted)[np.argsort((stop - start)[parted], kind="stable")].tolist():
-        layers = np.arange(start[row], stop[row]) % work.n_layers
-        if not len(layers) or left[layers].min() >= nbytes[row]:
-            left[layers] -= nbytes[row]
-            parted[row] = False
+        parted[row] = not take_room(left, [(int(start[row]), int(stop[row]))], int(nbytes[row]))
     return parted
+
+
+def take_room(left: NDArray[np.int64], spans: Iterable[tuple[int, int]], nbytes: int) -> bool:
+    """Whether so many bytes fit into the (L,) `left` in all layers of these unrolled [start, stop), no two of which
+    share one; if they do, they are taken off it."""
+    length, pieces = len(left), list[NDArray[np.int64]]()
+    for start, stop in spans:
+        begin = start % length
+        end = begin + min(max(stop - start, 0), length)
+        pieces += [left[begin:end]] if end <= length else [left[begin:], left[: end - length]]
+    if any(piece.min(initial=nbytes) < nbytes for piece in pieces):
+        return False
+    for piece in pieces:
+        piece -= nbytes
+    return True
 
 
 def served_uses(work: Workload, choice: Choice, granted: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -214,16 +227,10 @@ def choose(work: Workload, episodes: Episodes, free: NDArray[np.int64], order: N
     `free`: (L,) bytes; what is granted is taken off it, in place.
     """
     granted = np.zeros(len(episodes), bool)
-    length = len(free)
-    columns = (episodes.held_from.tolist(), episodes.held_until.tolist(), work.units.nbytes[episodes.unit].tolist())
+    spans = list(zip(episodes.held_from.tolist(), episodes.held_until.tolist(), strict=True))
+    nbytes = work.units.nbytes[episodes.unit].tolist()
     for e in order.tolist():
-        begin, until, nbytes = columns[0][e], columns[1][e], columns[2][e]
-        low, high = begin % length, begin % length + until - begin
-        spans = [free[low:high]] if high <= length else [free[low:], free[: high - length]]
-        if all(span.min() >= nbytes for span in spans if len(span)):
-            for span in spans:
-                span -= nbytes
-            granted[e] = True
+        granted[e] = take_room(free, [spans[e]], nbytes[e])
     return granted
 
 

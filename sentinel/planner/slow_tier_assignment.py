@@ -18,7 +18,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import ring_sum
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.decision import Decision, SlowTime, slow_time, used_ns
+from sentinel.planner.decision import Decision, SlowTime, slow_time, take_room, used_ns
 from sentinel.planner.pool import held_bytes, make_pool
 from sentinel.planner.workload import SlowTierOf, Units, Workload, peak_bytes, short_peaks
 
@@ -96,11 +96,11 @@ class SlowTierAssigner:
             if kind == "part":
                 spans = time.spans_of(item)
                 nbytes = int(decision.parts["pages"][item]) * PAGE_BYTES
-                if _take(left, spans, nbytes):
+                if take_room(left, spans, nbytes):
                     part_tier[item] = tier
             elif kind == "short":
                 self._take_shorts(left, item, groups[item], tier, of_short)
-            elif _take(left, [(0, length)], above[0]):
+            elif take_room(left, [(0, length)], above[0]):
                 rest[0] = tier
         self._pack_shorts(left, decision, tier, of_short)
 
@@ -255,21 +255,6 @@ class SlowTierAssigner:
         most = np.zeros((len(self.machine.tiers), len(self.units)), np.int64)
         np.add.at(most, (part_tier, decision.parts["unit"]), decision.parts["pages"])
         return SlowTierOf(np.asarray(most[1:].argmax(axis=0) + 1, np.int64), of_short)
-
-
-def _take(left: NDArray[np.int64], spans: list[tuple[int, int]], nbytes: int) -> bool:
-    """Whether so many bytes fit in all layers of these ranges of the ring; if they do, they are taken off."""
-    length = len(left)
-    pieces = []
-    for start, stop in spans:
-        begin = start % length
-        end = begin + min(stop - start, length)
-        pieces += [left[begin:end]] if end <= length else [left[begin:], left[: end - length]]
-    if any(piece.min(initial=nbytes) < nbytes for piece in pieces):
-        return False
-    for piece in pieces:
-        piece -= nbytes
-    return True
 
 
 _PRICE_ROUNDS = 60
