@@ -16,7 +16,16 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import ROLES
 from sentinel.planner.assemble import assemble, footprint_bytes, one_tier
-from sentinel.planner.decision import Choice, Decision, Episodes, bridge_shortest_gaps, choose, decide, episodes_of
+from sentinel.planner.decision import (
+    Choice,
+    Decision,
+    Episodes,
+    bridge_shortest_gaps,
+    choose,
+    decide,
+    episodes_of,
+    room_bytes,
+)
 from sentinel.planner.pool import Reserve, reserve
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate_lawful
@@ -76,16 +85,13 @@ class Capuchin(_ByUse):
         after = work.use_layer + 1
         layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
         clock = np.append(0.0, np.cumsum(np.tile(layer_ns, 3)))
-        nbytes = work.units.nbytes[work.use_unit].astype(np.float64)
+        nbytes = work.units.nbytes[work.use_unit]
         out, back = (1e9 / work.machine.link(*way).bandwidth_bytes_per_s for way in ((0, 1), (1, 0)))
         spare = clock[by] - clock[after] - nbytes * (out + back)
         wide = has_gap & (by - after >= 2)
         parted = np.zeros(len(by), bool)
         everything = episodes_of(work, _in_time(work, parted, by, 1))
-        held = np.zeros(work.n_layers)
-        for unit, low, high in zip(everything.unit, everything.held_from, everything.held_until, strict=True):
-            held[np.arange(low, high) % work.n_layers] += work.units.nbytes[unit]
-        over = held - free
+        over = room_bytes(work, everything) - free
         for row in np.flatnonzero(wide)[np.argsort(-spare[wide], kind="stable")].tolist():
             layers = np.arange(after[row] + 1, by[row] - 1) % work.n_layers
             if len(layers) and over[layers].max() > 0:
@@ -314,7 +320,7 @@ def _role(work: Workload) -> NDArray[np.int64]:
 MOST_UNITS = 600
 
 
-class AutoTm:
+class AutoTm(_ByUse):
     """Each unit follows one timeline, whole: no page ranges. The timelines are those that `sentinel` mixes.
 
     Its search for the best mix ends after 50 nodes, and the plan is the same everywhere. `search_s`: it goes on for so
@@ -327,12 +333,8 @@ class AutoTm:
     def __init__(self, search_s: float | None = None) -> None:
         self._search_s = search_s
 
-    def plan(self, profile: Profile, machine: Machine) -> Plan:
+    def decide(self, work: Workload, _: Reserve) -> Decision:
         """The best whole-tensor plan that a bounded search finds. Raises PlanError above `MOST_UNITS` units."""
-        all_fast = one_tier(profile, machine, 0, self.name)
-        if all_fast.footprint_bytes <= machine.fast.capacity_bytes:
-            return all_fast
-        work = make_workload(profile, machine, all_fast.footprint_bytes)
         if len(work.units) > MOST_UNITS:
             raise PlanError(
                 f"policy autotm is for at most {MOST_UNITS} blocks, this step has {len(work.units)}; use sentinel"
@@ -346,7 +348,4 @@ class AutoTm:
         found = [decision for _, decision in optimized(work, *efforts)]
         if not found:
             raise PlanError("policy autotm: the solver found no plan; use sentinel")
-        decision = min(found, key=lambda each: int(each.details["program_ns"]))
-        return assemble(
-            decision, work.units, profile, machine, policy=self.name, footprint_bytes=all_fast.footprint_bytes
-        )
+        return min(found, key=lambda each: int(each.details["program_ns"]))
