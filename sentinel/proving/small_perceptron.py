@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 from torch import nn
 
-import sentinel
+from sentinel.proving.small_training import Job, main
 
 WIDTH, DEPTH, ROWS = 512, 6, 4
 
 
-def train(steps: int, *, stock: bool) -> None:
-    """Train on random numbers."""
-    torch.manual_seed(0)
+def made() -> Job:
+    """The model, and random numbers for it."""
     layers = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(WIDTH, 10)).train()
     optimizer = torch.optim.Adam(model.parameters())
-    inputs, targets = torch.randn(ROWS, WIDTH), torch.randint(0, 10, (ROWS,))
-    if not stock:
-        sentinel.annotate(model, optimizer)
-    for step in range(steps):
-        if step == 1 and not stock:
-            sentinel.start_profile(model, optimizer, fast="20%")
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == 1 and not stock:
-            sentinel.end_profile()
+    return model, optimizer, torch.randn(ROWS, WIDTH), torch.randint(0, 10, (ROWS,))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--stock", action="store_true")
-    given = parser.parse_args()
-    train(given.steps, stock=given.stock)
+    main(made, __doc__)

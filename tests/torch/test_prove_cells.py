@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.executed.trained_bits import digest_of_losses, digest_of_trained  # noqa: E402
 from sentinel.files import load_machine, load_plan  # noqa: E402
-from sentinel.proving import kernel_cell, small_convolution, small_perceptron  # noqa: E402
+from sentinel.proving import kernel_cell, small_convolution, small_perceptron, small_training  # noqa: E402
 from sentinel.proving.cell_process import CellFailed, CellProcesses  # noqa: E402
 from sentinel.proving.orders import CalibrationOrder, KernelOrder, TrainingOrder, WatchOrder  # noqa: E402
 from sentinel.proving.trained_cell import StepClock, trained  # noqa: E402
@@ -138,6 +138,24 @@ def test_the_clock_tells_steps_of_several_optimizers() -> None:
     clock.end()
     assert clock.models() == models
     assert clock.optimizers == optimizers
+
+
+@pytest.mark.needs("torch")
+def test_small_scripts_train_on_the_same_numbers_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    born, trained_to = [], []
+
+    def made() -> small_training.Job:
+        model = torch.nn.Linear(3, 2)
+        born.append(model.weight.detach().clone())
+        trained_to.append(model.weight)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])
+
+    monkeypatch.setattr("sys.argv", ["small.py", "--steps", "3", "--stock"])
+    for _ in range(2):
+        small_training.main(made, None)
+    assert torch.equal(born[0], born[1])
+    assert torch.equal(trained_to[0], trained_to[1])
+    assert not torch.equal(born[0], trained_to[0])
 
 
 @pytest.mark.needs("torch")
