@@ -13,11 +13,11 @@ import sentinel
 def job(batch: int = 48, *, small: bool = False) -> common.Job:
     """What trains a step of `batch` images, as `sentinel estimate examples/02_resnet.py:job` takes it."""
     torch.manual_seed(0)
-    widths, depth, rows, pixels = ([64, 128, 256, 512], 2, 2, 32) if small else ([64, 128, 256, 512], 2, batch, 64)
+    rows, pixels = (2, 32) if small else (batch, 64)
     config = ResNetConfig(
         num_channels=1,
-        hidden_sizes=widths,
-        depths=[depth] * 4,
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2] * 4,
         layer_type="basic",
         num_labels=10,
     )
