@@ -2,9 +2,7 @@
 
 Every rung gets the interval length that the simulator finds best for it, so that a rung shows its idea and not a
 better or worse guess of a length.
-
-
-A step without co-allocation: small long-lived tensors share pages as they happen to be born."""
+"""
 
 from __future__ import annotations
 
