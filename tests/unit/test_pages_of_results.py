@@ -167,6 +167,18 @@ def test_the_page_of_costs_is_made_from_its_results() -> None:
     assert (DOCS / "costs.md").read_text() == costs_page.page(costs_page.results())
 
 
+def test_what_a_move_takes_is_told_and_not_judged() -> None:
+    ticks = told("costs/ticks.json")
+    over = ticks["results"]["now_over_before"]
+    for kind in ("move_ns", "tick_with_moves_ns"):
+        over[kind]["median"] = 7.0
+    page = costs_page.page({"ticks": ticks})
+    assert page.count("| 7.00 (") == 2
+    assert "no dearer than before (0.917): met" in page
+    over["full_tick_ns"]["median"] = 7.0
+    assert "no dearer than before (7.000): **missed**" in costs_page.page({"ticks": ticks})
+
+
 def test_the_page_of_orders_of_training_data_is_made_from_its_results() -> None:
     assert (DOCS / "data-orders.md").read_text() == data_orders_page.page(told("data-orders.json"))
 
