@@ -23,15 +23,15 @@ def down(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.LeakyReLU(0.2, inplace=True))
 
 
-def generator() -> nn.Sequential:
+def generator(width: int) -> nn.Sequential:
     """(rows, NOISE, 1, 1) -> (rows, 1, 32, 32)."""
-    last = nn.Sequential(nn.ConvTranspose2d(64, 1, 4, 2, 1), nn.Tanh())
-    return nn.Sequential(up(NOISE, 256, 1, 0), up(256, 128), up(128, 64), last)
+    last = nn.Sequential(nn.ConvTranspose2d(width, 1, 4, 2, 1), nn.Tanh())
+    return nn.Sequential(up(NOISE, 4 * width, 1, 0), up(4 * width, 2 * width), up(2 * width, width), last)
 
 
-def discriminator() -> nn.Sequential:
+def discriminator(width: int) -> nn.Sequential:
     """(rows, 1, 32, 32) -> (rows, 1, 1, 1)."""
-    return nn.Sequential(down(1, 64), down(64, 128), down(128, 256), nn.Conv2d(256, 1, 4))
+    return nn.Sequential(down(1, width), down(width, 2 * width), down(2 * width, 4 * width), nn.Conv2d(4 * width, 1, 4))
 
 
 def loss_of(logits: Tensor, truth: float) -> Tensor:
@@ -42,10 +42,11 @@ def loss_of(logits: Tensor, truth: float) -> Tensor:
 def train(options: common.Options) -> tuple[list[float], nn.Module]:
     """Losses of `options.steps` steps (both networks' summed), and the trained networks."""
     torch.manual_seed(0)
-    g, d = generator(), discriminator()
+    width, rows = (112, 2) if options.small else (64, 64)
+    g, d = generator(width), discriminator(width)
     g_optimizer = torch.optim.Adam(g.parameters(), lr=2e-4, betas=(0.5, 0.999))
     d_optimizer = torch.optim.Adam(d.parameters(), lr=2e-4, betas=(0.5, 0.999))
-    batches = common.digit_batches(rows=64, pixels=32)
+    batches = common.digit_batches(rows, pixels=32)
     losses = []
 
     if not options.stock:

@@ -15,9 +15,11 @@ HALVES = 2
 def train(options: common.Options) -> tuple[list[float], nn.Module]:
     """Losses of `options.steps` steps, and the trained model."""
     torch.manual_seed(0)
-    model = MobileNetV2ForImageClassification(MobileNetV2Config(num_channels=1, image_size=64, num_labels=10)).train()
+    wider, rows, pixels = (1.4, 2, 32) if options.small else (1.0, 16, 64)
+    config = MobileNetV2Config(num_channels=1, image_size=pixels, depth_multiplier=wider, num_labels=10)
+    model = MobileNetV2ForImageClassification(config).train()
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4, momentum=0.9)
-    batches = common.digit_batches(rows=16, pixels=64)
+    batches = common.digit_batches(rows, pixels)
     losses = []
 
     if not options.stock:
