@@ -81,6 +81,7 @@ def test_a_table_names_what_was_measured(tmp_path: Path) -> None:
 def test_wrong_words_are_refused_before_anything_is_measured(
     words: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    code: object
     try:
         code = main(["calibrate", *words])
     except SystemExit as left:  # as argparse ends
