@@ -29,11 +29,6 @@ std::mutex lock;
 Own own[sn::kArmRanges];
 int own_count = 0;
 
-void shut(int &fd) {
-  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
-  fd = -1;
-}
-
 bool ours(uint64_t base, uint64_t nbytes, bool *exclusive) {
   sn_range arena;
   *exclusive = sn_exclusive_range(&arena) == 0 && base >= arena.base && nbytes <= arena.reserved_bytes &&
@@ -95,7 +90,7 @@ int to_shared(sn::ArmRange &range) {
     if (error == 0) error = share(range, to);
   }
   if (error == 0 && range.shared_to < range.nbytes) error = share(range, range.nbytes);
-  if (pagemap >= 0) shut(pagemap);
+  sn::shut(pagemap);
   return error;
 }
 

@@ -15,11 +15,6 @@ namespace {
 
 int ready[2] = {-1, -1};  // the child writes one byte when it has its copy
 
-void shut(int &fd) {
-  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
-  fd = -1;
-}
-
 // Another thread may fork than the one that allocates: that one goes on meanwhile, so it has to be held back, and where
 // its memory ends is not to be known.
 void take_back() {
@@ -45,12 +40,12 @@ void before() {
 
 void parent() {
   if (sn::armed.count != 0) sn::touch_go_on();
-  shut(ready[1]);
+  sn::shut(ready[1]);
   char byte;
   // Ends with the byte, or at the death of the child, or at once if there is none.
   while (ready[0] >= 0 && sn_system(SYS_read, ready[0], sn::arg(&byte), 1, 0, 0, 0) == -EINTR) {
   }
-  shut(ready[0]);
+  sn::shut(ready[0]);
   sn::arm_unlock();
 }
 
@@ -65,19 +60,19 @@ void child() {
   sn::watching_anew();
   sn::work_alone();
   if (must_copy && ready[1] < 0) give_up();
-  shut(ready[0]);
-  shut(sn::armed.uffd);
+  sn::shut(ready[0]);
+  sn::shut(sn::armed.uffd);
   sn::armed.guard.close();  // it would hold back the parent's threads
   for (; sn::armed.count != 0; sn::armed.count--) {
     sn::ArmRange &range = sn::armed.ranges[sn::armed.count - 1];
     if (sn::arm_to_private(range, false, true) != 0) give_up();
-    shut(range.fd);
+    sn::shut(range.fd);
     if (range.exclusive) sn_exclusive_set_shared(0);
   }
   if (must_copy) sn::touch_forget();
   const char byte = 1;
   if (ready[1] >= 0) sn_system(SYS_write, ready[1], sn::arg(&byte), 1, 0, 0, 0);
-  shut(ready[1]);
+  sn::shut(ready[1]);
   sn::arm_unlock();
 }
 

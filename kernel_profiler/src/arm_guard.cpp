@@ -11,11 +11,6 @@
 
 namespace {
 
-void shut(int &fd) {
-  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
-  fd = -1;
-}
-
 int open_with_features() {
   const long fd = sn::uffd_open();
   if (fd < 0) return static_cast<int>(fd);

@@ -144,8 +144,7 @@ void FramePool::close() {
 }
 
 void FramePool::close_in_child() {
-  if (fd_ >= 0) sn_system(SYS_close, fd_, 0, 0, 0, 0, 0);
-  fd_ = -1;
+  shut(fd_);
   base_ = 0;
   most_ = count_ = huge_count_ = oldest_ = free_count_ = 0;
 }

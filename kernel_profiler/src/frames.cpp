@@ -63,8 +63,8 @@ void close_all(sn_frames *f) {
   if (f->base != 0) sn::unmap(f->base, f->count * sn::kFrameBytes);
   f->pool.close();
   f->file.close();
-  if (f->pagemap >= 0) sn_system(SYS_close, f->pagemap, 0, 0, 0, 0, 0);
-  if (f->statm >= 0) sn_system(SYS_close, f->statm, 0, 0, 0, 0, 0);
+  sn::shut(f->pagemap);
+  sn::shut(f->statm);
   delete f;
 }
 

@@ -28,11 +28,6 @@ pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 sn_frames *registered[kMost];
 int ready[2] = {-1, -1};  // the child writes one byte when it shows no frame any more
 
-void shut(int &fd) {
-  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
-  fd = -1;
-}
-
 template <typename Body>
 bool tried(Body body) {
   for (int i = 0; i < kTries; i++)
@@ -168,8 +163,8 @@ void say(const char (&text)[size]) {
 void leave_parent(sn_frames &f) {
   f.inert = true;
   f.lanes.forget();
-  shut(f.pagemap);  // it tells of the parent's pages
-  shut(f.statm);
+  sn::shut(f.pagemap);  // it tells of the parent's pages
+  sn::shut(f.statm);
   const long pagemap = sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0);
   f.pagemap = pagemap < 0 ? -1 : static_cast<int>(pagemap);  // without it, all is copied
   if (!f.whole_child || ready[1] < 0) give_up();
@@ -178,7 +173,7 @@ void leave_parent(sn_frames &f) {
   f.regions.hold_end_in_child();
   f.pool.close_in_child();
   f.file.close();  // what is mapped stays
-  shut(f.pagemap);
+  sn::shut(f.pagemap);
 }
 
 void before() {
@@ -198,7 +193,7 @@ void before() {
 
 void parent() {
   sn::driver_let_go();
-  shut(ready[1]);
+  sn::shut(ready[1]);
   char byte;
   // Ends with the byte, or at the death of the child, or at once if there is none.
   for (int failed = 0; ready[0] >= 0 && failed < kTries;) {
@@ -206,7 +201,7 @@ void parent() {
     if (got >= 0) break;
     if (got != -EINTR) failed++;
   }
-  shut(ready[0]);
+  sn::shut(ready[0]);
   for (sn_frames *f : registered) {
     if (f == nullptr) continue;
     go_on(*f);
@@ -226,8 +221,8 @@ void child() {
   }
   const char byte = 1;
   if (ready[1] >= 0) sn_system(SYS_write, ready[1], sn::arg(&byte), 1, 0, 0, 0);
-  shut(ready[1]);
-  shut(ready[0]);  // not before: if the parent is gone, that is no reason to end by SIGPIPE
+  sn::shut(ready[1]);
+  sn::shut(ready[0]);  // not before: if the parent is gone, that is no reason to end by SIGPIPE
   sn::guard_let_go();
   pthread_mutex_unlock(&registry);
 }

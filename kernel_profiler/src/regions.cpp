@@ -12,11 +12,6 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr int kAddSeals = 1033, kSealWrite = 8;  // F_ADD_SEALS, F_SEAL_WRITE
 
-void shut(int &fd) {
-  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
-  fd = -1;
-}
-
 }  // namespace
 
 namespace sn {

@@ -26,6 +26,12 @@ inline int advise(uint64_t address, uint64_t nbytes, int advice) {
   return static_cast<int>(sn_system(SYS_madvise, arg(address), arg(nbytes), advice, 0, 0, 0));
 }
 
+// It is closed, if it was open.
+inline void shut(int &fd) {
+  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
+  fd = -1;
+}
+
 // `fd` at a high number, if the limit on open files leaves one: a program that closes what it does not know, as by
 // os.closerange(3, 256), would close it at a low one, and the next file that it opens would be written in its place.
 int out_of_the_way(int fd);

@@ -165,8 +165,7 @@ void end() {
   // Another thread ends it by a fork, while the owner counts on: a watch that is cut off has no figures.
   session.rested = sn_memory_is_owner() != 0 ? sn::exclusive_rested() : sn::Rested{};
   rest_freed_pages(0);
-  if (sn::armed.uffd >= 0) sn_system(SYS_close, sn::armed.uffd, 0, 0, 0, 0, 0);
-  sn::armed.uffd = -1;
+  sn::shut(sn::armed.uffd);
   if (session.own_table)
     sn::unmap(reinterpret_cast<uintptr_t>(sn::touched.cells), sn::touched.n_pages * sizeof(sn::TouchCell));
   sn::touched.cells = nullptr;

@@ -97,8 +97,7 @@ int collect() {
 void nothing() {}
 
 void stop() {
-  if (pagemap >= 0) sn_system(SYS_close, pagemap, 0, 0, 0, 0, 0);
-  pagemap = -1;
+  sn::shut(pagemap);
 }
 
 }  // namespace

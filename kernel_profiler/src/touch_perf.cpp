@@ -63,10 +63,6 @@ int wake_up = -1;
 bool with_kernel = true;
 bool by_thread = false;  // one event a thread, on any processor
 
-void shut(int fd) {
-  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
-}
-
 long open_event(pid_t thread, int cpu) {
   perf_event_attr attributes = {};
   attributes.size = sizeof attributes;
@@ -95,9 +91,9 @@ int add_ring(int cpu, pid_t thread, int fd) {
   return 0;
 }
 
-void close_ring(const Ring &ring) {
+void close_ring(Ring &ring) {
   sn::unmap(reinterpret_cast<uintptr_t>(ring.memory), ring.nbytes + static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
-  shut(ring.fd);
+  sn::shut(ring.fd);
 }
 
 int watch(pid_t thread, int cpu) {
@@ -105,14 +101,14 @@ int watch(pid_t thread, int cpu) {
   const long opened = open_event(thread, cpu);
   if (opened == -ESRCH || opened == -ENODEV) return 0;  // the thread has ended; the processor is off
   if (opened < 0) return static_cast<int>(opened);
-  const int fd = static_cast<int>(opened);
+  int fd = static_cast<int>(opened);
   for (const Ring &ring : watched.rings)
     if (cpu >= 0 && ring.cpu == cpu) {
       watched.events.push_back(fd);
       return static_cast<int>(sn_system(SYS_ioctl, fd, PERF_EVENT_IOC_SET_OUTPUT, ring.fd, 0, 0, 0));
     }
   const int error = add_ring(cpu, thread, fd);
-  if (error != 0) shut(fd);
+  if (error != 0) sn::shut(fd);
   return error;
 }
 
@@ -273,9 +269,9 @@ int cpus_end() {
 }
 
 void close_all() {
-  for (int fd : watched.events) shut(fd);
+  for (int &fd : watched.events) sn::shut(fd);
   watched.events.clear();
-  for (const Ring &ring : watched.rings) close_ring(ring);
+  for (Ring &ring : watched.rings) close_ring(ring);
   watched.rings.clear();
   watched.threads.clear();
 }
@@ -283,13 +279,14 @@ void close_all() {
 int probe() {
   by_thread = false;
   with_kernel = true;
-  long fd = open_event(0, 0);
+  int fd = static_cast<int>(open_event(0, 0));
   if (fd == -EACCES || fd == -EPERM) {
     with_kernel = false;
-    fd = open_event(0, 0);
+    fd = static_cast<int>(open_event(0, 0));
   }
-  if (fd >= 0) shut(static_cast<int>(fd));
-  return fd < 0 && fd != -ENODEV ? static_cast<int>(fd) : 0;
+  const int error = fd < 0 && fd != -ENODEV ? fd : 0;
+  sn::shut(fd);
+  return error;
 }
 
 int open_all() {
@@ -347,8 +344,7 @@ void stop() {
   for (int fd : watched.events) sn::touch_lost += lost_by(fd);
   for (const Ring &ring : watched.rings) sn::touch_lost += lost_by(ring.fd);
   close_all();
-  shut(wake_up);
-  wake_up = -1;
+  sn::shut(wake_up);
 }
 
 // The drainer may be in the middle of a change.
@@ -357,13 +353,12 @@ void go_on() { draining.unlock(); }
 
 void forget() {
   sn::forget_thread(watched.drainer);
-  for (int fd : watched.events) shut(fd);
-  for (const Ring &ring : watched.rings) shut(ring.fd);  // the mappings stay: nothing is written to them any more
-  shut(wake_up);
+  for (int &fd : watched.events) sn::shut(fd);
+  for (Ring &ring : watched.rings) sn::shut(ring.fd);  // the mappings stay: nothing is written to them any more
+  sn::shut(wake_up);
   watched.events.clear();
   watched.rings.clear();
   watched.threads.clear();
-  wake_up = -1;
   go_on();
 }
 

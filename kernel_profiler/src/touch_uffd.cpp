@@ -26,11 +26,6 @@ sn::Immortal<std::thread> kept_handler;
 std::thread &handler = kept_handler.value;
 std::atomic<bool> busy{false};  // the handler has read messages that it has not answered yet
 
-void shut(int &fd) {
-  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
-  fd = -1;
-}
-
 long control(unsigned long request, void *argument) {
   return sn::uffd_control(sn::armed.uffd, request, argument);
 }
@@ -196,7 +191,7 @@ void stop() {
     }
     handler.join();
   }
-  shut(wake_up);
+  sn::shut(wake_up);
 }
 
 void nothing() {}  // its thread changes nothing that a child looks at
@@ -204,7 +199,7 @@ void nothing() {}  // its thread changes nothing that a child looks at
 void forget() {
   sn::forget_thread(handler);
   busy.store(false);
-  shut(wake_up);
+  sn::shut(wake_up);
 }
 
 }  // namespace
