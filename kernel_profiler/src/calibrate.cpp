@@ -3,12 +3,12 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <time.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "clock.h"
 #include "guarded.h"
 #include "sentinel.h"
 
@@ -94,12 +94,6 @@ void move(const sn_work &work, sn_mover *mover, sn_pace &pace) {
   }
 }
 
-uint64_t busy_ns() {
-  timespec spent{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
-  return static_cast<uint64_t>(spent.tv_sec) * 1000000000 + static_cast<uint64_t>(spent.tv_nsec);
-}
-
 enum class Stage { kWait, kGo, kGiveUp };
 
 struct Crew {
@@ -154,10 +148,10 @@ void *work(void *argument) {
     if (member.work.kind == SN_MEASURE_MOVE) {
       move(member.work, member.mover, member.pace);
     } else {
-      const uint64_t before_ns = busy_ns();
+      const uint64_t before_ns = sn::computed_ns();
       if (member.work.kind == SN_MEASURE_CHASE) chase(member.work, deadline_ns, member.pace);
       else stream(member.work, deadline_ns, member.pace);
-      member.pace.busy_ns = busy_ns() - before_ns;
+      member.pace.busy_ns = sn::computed_ns() - before_ns;
     }
   }
   sn_mover_destroy(member.mover);

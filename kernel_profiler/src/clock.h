@@ -1,4 +1,4 @@
-// The order of events and the current layer.
+// Time, the order of events and the current layer.
 #pragma once
 
 #include <stdint.h>
@@ -9,4 +9,6 @@
 
 namespace sn {
 extern std::atomic<int32_t> layer;  // written by sn_tick only
+
+uint64_t computed_ns();  // by this thread
 }

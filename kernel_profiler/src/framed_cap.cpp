@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "clock.h"
 #include "frame_pool.h"
 #include "guarded.h"
 #include "immortal.h"

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "clock.h"
 #include "frames.h"
 #include "system.h"
 #include "taken.h"

@@ -7,9 +7,9 @@
 #include <iterator>
 #include <utility>
 
+#include "clock.h"
 #include "frames.h"
 #include "guarded.h"
-#include "taken.h"
 
 namespace {
 

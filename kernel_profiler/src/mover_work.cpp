@@ -5,6 +5,7 @@
 
 #include <iterator>
 
+#include "clock.h"
 #include "mover.h"
 
 namespace {
@@ -30,12 +31,6 @@ int sleep_through(const sn_mover &m, uint64_t stop_ns) {
     if (error != 0 && error != -EINTR) return -error;
   } while (sn_now_ns() < stop_ns);
   return 0;
-}
-
-uint64_t spent_ns() {
-  timespec spent;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
-  return static_cast<uint64_t>(spent.tv_sec) * 1000000000u + static_cast<uint64_t>(spent.tv_nsec);
 }
 
 // Copies the pages of `job` piece by piece, none earlier than its link would have brought it. 0 or a positive errno.
@@ -64,9 +59,9 @@ sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns, sn_copied 
   moved.start_ns = start_ns;
   moved.stop_ns = start_ns + job.spec.duration_ns;
   if (!job.order.spans.empty()) {
-    const uint64_t before_ns = spent_ns();
+    const uint64_t before_ns = sn::computed_ns();
     moved.error = copy_along(m, job, start_ns, told);
-    told.cpu_ns = spent_ns() - before_ns;
+    told.cpu_ns = sn::computed_ns() - before_ns;
     moved.stop_ns = std::max(moved.stop_ns, sn_now_ns());
   }
   if (moved.error == 0) moved.error = sleep_through(m, moved.stop_ns);

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -94,12 +93,6 @@ int64_t number_after(const char *text, const char *name) {
   for (const char *at = strstr(text, name); at != nullptr; at = strstr(at + 1, name))
     if (at == text || at[-1] == '\n') return strtoll(at + length, nullptr, 10);
   return -1;
-}
-
-uint64_t computed_ns() {
-  timespec spent{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
-  return static_cast<uint64_t>(spent.tv_sec) * 1000000000 + static_cast<uint64_t>(spent.tv_nsec);
 }
 
 int64_t taken_bytes(uint64_t frames_bytes) {

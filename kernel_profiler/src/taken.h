@@ -10,8 +10,6 @@ namespace sn {
 long read_small(const char *path, char *text, size_t room);
 // The number after `name` at the beginning of a line of `text`; -1 where there is none.
 int64_t number_after(const char *text, const char *name);
-// What this thread has computed.
-uint64_t computed_ns();
 
 // Resident pages of this process and of its descendants, each counted once, and page tables, in bytes; but no more than
 // `frames_bytes` of shared memory, which is the frames'. -EOPNOTSUPP: this kernel does not tell.
