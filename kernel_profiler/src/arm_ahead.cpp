@@ -1,7 +1,5 @@
 // Memory for the pages that the program is going to touch while it is watched, in huge pages: these un-map ten times
 // faster, and need no allocation when they are first touched.
-#include <fcntl.h>
-#include <stdio.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
@@ -11,6 +9,7 @@
 #include "arm.h"
 #include "parts.h"
 #include "system.h"
+#include "taken.h"
 
 namespace {
 
@@ -31,10 +30,6 @@ void take_room(uint64_t nbytes) {
   if (left != UINT64_MAX) room.store(left - std::min(left, nbytes));
 }
 
-int open_to_read(const char *path) {
-  return static_cast<int>(sn_system(SYS_openat, AT_FDCWD, sn::arg(path), O_RDONLY | O_CLOEXEC, 0, 0, 0));
-}
-
 }  // namespace
 
 namespace sn {
@@ -42,14 +37,10 @@ namespace sn {
 uint64_t taken_by_steps() {
   struct rusage usage = {};
   if (sn_system(SYS_getrusage, RUSAGE_SELF, arg(&usage), 0, 0, 0, 0) != 0) return 0;
-  const int statm = open_to_read("/proc/self/statm");
-  if (statm < 0) return 0;
-  char text[64] = {};
-  const long got = sn_system(SYS_read, statm, arg(text), sizeof text - 1, 0, 0, 0);
-  sn_system(SYS_close, statm, 0, 0, 0, 0, 0);
-  unsigned long long all = 0, resident = 0;
-  if (got <= 0 || sscanf(text, "%llu %llu", &all, &resident) != 2) return 0;
-  const uint64_t most = static_cast<uint64_t>(usage.ru_maxrss) * 1024, now = resident * kArmPage;
+  char text[128];
+  if (read_small("/proc/self/statm", text, sizeof text) <= 0) return 0;
+  const uint64_t most = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+  const uint64_t now = static_cast<uint64_t>(resident_pages(text).all) * kArmPage;
   return most > now ? most - now : 0;
 }
 

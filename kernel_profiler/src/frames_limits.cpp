@@ -24,37 +24,22 @@ constexpr uint64_t kShortLookNs = 1000000;  // so much computing is never too mu
 constexpr uint64_t kPause = 99;             // times what a look in vain took
 constexpr int kPageOut = 21;                // MADV_PAGEOUT, from Linux 5.4 on; before, it is refused
 
-// What a small file of the kernel holds from its beginning, as a text; a negative errno.
-long read_text(int fd, char *text, size_t room) {
-  long got;
-  do {
-    got = sn_system(SYS_pread64, fd, sn::arg(text), static_cast<long>(room - 1), 0, 0, 0);
-  } while (got == -EINTR);
-  text[got > 0 ? got : 0] = 0;
-  return got;
-}
-
-int open_file(const char *path) {
-  return static_cast<int>(sn_system(SYS_openat, AT_FDCWD, sn::arg(path), O_RDONLY | O_CLOEXEC, 0, 0, 0));
-}
-
 uint64_t most_mappings() {
   char text[32];
-  const int fd = open_file("/proc/sys/vm/max_map_count");
-  if (fd < 0) return kUsualMappings;
-  const long got = read_text(fd, text, sizeof text);
-  close(fd);
+  const long got = sn::read_small("/proc/sys/vm/max_map_count", text, sizeof text);
   return got > 0 ? strtoull(text, nullptr, 10) : kUsualMappings;
 }
 
-// Negative: not known.
+// Negative: not known. The file stays open: it is read at each need.
 int64_t anonymous_pages(int statm) {
   char text[128];
-  if (read_text(statm, text, sizeof text) <= 0) return -1;
-  char *at = text;
-  strtoll(at, &at, 10);  // the size of its addresses
-  const int64_t resident = strtoll(at, &at, 10), of_files = strtoll(at, &at, 10);
-  return resident - of_files;
+  long got;
+  do {
+    got = sn_system(SYS_pread64, statm, sn::arg(text), sizeof text - 1, 0, 0, 0);
+  } while (got == -EINTR);
+  if (got <= 0) return -1;
+  text[got] = 0;
+  return sn::resident_pages(text).anonymous();
 }
 
 }  // namespace
@@ -70,7 +55,7 @@ int check_host(uint32_t granules, const char **step) {
 }
 
 int open_statm(sn_frames &f) {
-  f.statm = open_file("/proc/self/statm");
+  f.statm = static_cast<int>(sn_system(SYS_openat, AT_FDCWD, arg("/proc/self/statm"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
   if (f.statm >= 0) f.statm = out_of_the_way(f.statm);
   f.anonymous = f.statm < 0 ? 0 : anonymous_pages(f.statm);
   return std::min(f.statm, 0);

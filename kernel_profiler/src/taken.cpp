@@ -84,7 +84,7 @@ long read_small(const char *path, char *text, size_t room) {
     filled += static_cast<size_t>(got);
   }
   text[filled] = 0;
-  sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
+  ::close(static_cast<int>(fd));
   return got < 0 ? got : static_cast<long>(filled);
 }
 
@@ -93,6 +93,13 @@ int64_t number_after(const char *text, const char *name) {
   for (const char *at = strstr(text, name); at != nullptr; at = strstr(at + 1, name))
     if (at == text || at[-1] == '\n') return strtoll(at + length, nullptr, 10);
   return -1;
+}
+
+ResidentPages resident_pages(const char *statm) {
+  char *at = nullptr;
+  strtoll(statm, &at, 10);  // the size of its addresses
+  const int64_t all = strtoll(at, &at, 10);
+  return {strtoll(at, nullptr, 10), all};
 }
 
 int64_t taken_bytes(uint64_t frames_bytes) {
@@ -107,10 +114,7 @@ int64_t taken_bytes(uint64_t frames_bytes) {
 int64_t anonymous_bytes() {
   char text[128];
   if (read_small("/proc/self/statm", text, sizeof text) <= 0) return -1;
-  char *at = text;
-  strtoll(at, &at, 10);  // the size of its addresses
-  const int64_t resident = strtoll(at, &at, 10), of_files = strtoll(at, &at, 10);
-  return (resident - of_files) * static_cast<int64_t>(kPage);
+  return resident_pages(text).anonymous() * static_cast<int64_t>(kPage);
 }
 
 }  // namespace sn
