@@ -152,8 +152,6 @@ SN_API void sn_exclusive_small(uint64_t count, const uint64_t *addresses);
 /* Copies `nbytes` into such pages, which nothing has touched yet, by several threads. Between sn_arm_back and
  * sn_arm_unback they go straight to the memfd, and no page is mapped under its address. 0 or -errno. */
 SN_API int sn_exclusive_fill(void *to, const void *from, uint64_t nbytes);
-/* Tells whether the arena is backed by shared memory now: free pages then go by MADV_REMOVE. */
-SN_API int sn_exclusive_set_shared(int shared);
 /* Returns free pages to the system. Owner only. Bytes of free ranges discarded, or -errno. */
 SN_API int64_t sn_exclusive_release(void);
 
@@ -513,9 +511,6 @@ enum {
  * -ENOSPC: they do not fit. -EIO and others: as the disk said; nothing is lost, and what could come has come. Here and in
  * sn_frames_attach, pages that stores have made beside the frames are taken into frames, down to a 128th of all. */
 SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, int writes);
-/* The latest operator reads these bytes from end to end, and not all that it needs fits in frames: where they are away, or
- * leave soon, a page fault reads many pages. -EINVAL: not all of them are here. */
-SN_API int sn_frames_stream(sn_frames *frames, uint64_t address, uint64_t nbytes);
 /* Takes in pages that stores have made beside the frames, and does nothing else. The stores are foreseen: they make no granule stay. `at_once`: looks, whatever the kernel counts. */
 SN_API int sn_frames_tidy(sn_frames *frames, int at_once);
 /* Whether a device has pages of [address, address + nbytes): not 0 if so. From any thread, also with locks held. */

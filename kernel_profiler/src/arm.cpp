@@ -237,7 +237,7 @@ int arm_unback(ArmRange &range, bool to_end) {
   const int error = arm_to_private(range, true, to_end);
   if (error != 0) return error;
   shut(range.fd);
-  if (range.exclusive) sn_exclusive_set_shared(0);
+  if (range.exclusive) exclusive_set_shared(false);
   return 0;
 }
 
@@ -339,7 +339,7 @@ extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes, int guarded) {
   if (range.exclusive) range.step_bytes = sn::taken_by_steps();  // before the copy adds to what is held
   sn::ArmRange &kept = sn::armed.ranges[sn::armed.count++] = range;
   error = to_shared(kept);
-  if (error == 0 && kept.exclusive) sn_exclusive_set_shared(1);
+  if (error == 0 && kept.exclusive) sn::exclusive_set_shared(true);
   if (error != 0 && sn::arm_unback(kept, true) == 0) sn::armed.count--;  // else sn_arm_unback tries again
   if (sn::armed.count == 0) sn::armed.guard.close();
   return error;

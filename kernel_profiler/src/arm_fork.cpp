@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "arm.h"
+#include "exclusive.h"
 #include "parts.h"
 #include "system.h"
 
@@ -67,7 +68,7 @@ void child() {
     sn::ArmRange &range = sn::armed.ranges[sn::armed.count - 1];
     if (sn::arm_to_private(range, false, true) != 0) give_up();
     sn::shut(range.fd);
-    if (range.exclusive) sn_exclusive_set_shared(0);
+    if (range.exclusive) sn::exclusive_set_shared(false);
   }
   if (must_copy) sn::touch_forget();
   const char byte = 1;

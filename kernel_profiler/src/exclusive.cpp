@@ -267,6 +267,8 @@ uint64_t exclusive_drain() {
   return nbytes;
 }
 
+void exclusive_set_shared(bool shared) { arena.shared = shared; }
+
 void exclusive_keep_free_pages(bool keep) { arena.keep = keep; }
 
 void exclusive_rest(uint64_t percent) {
@@ -304,12 +306,6 @@ extern "C" int sn_exclusive_range(sn_range *out) {
   out->used_bytes = uint64_t{arena.bump} << arena.page_shift;
   out->reserved_bytes = arena.nbytes;
   out->free_bytes = uint64_t{arena.free.pages()} << arena.page_shift;
-  return 0;
-}
-
-extern "C" int sn_exclusive_set_shared(int shared) {
-  if (arena.nbytes == 0) return -ENODEV;
-  arena.shared = shared != 0;
   return 0;
 }
 

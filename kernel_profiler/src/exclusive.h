@@ -14,6 +14,7 @@ void exclusive_push(uint64_t address);        // any thread: freed at the owner'
 uint64_t exclusive_drain();                   // bytes as requested
 bool exclusive_pending();                     // is there anything to drain
 uint64_t exclusive_committed_end();           // beyond this address nothing is accessible; it grows under `watching`
+void exclusive_set_shared(bool shared);       // backed by shared memory now: free pages go by MADV_REMOVE
 void exclusive_keep_free_pages(bool keep);    // false: what is freed from now on goes back to the system
 
 // While touches are watched, what is freed rests until exclusive_settle, so that no page has two tenants in a layer. But

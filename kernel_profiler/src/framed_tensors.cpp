@@ -18,6 +18,7 @@
 #include "frame_pool.h"
 #include "framed_cap.h"
 #include "framed_steps.h"
+#include "frames.h"
 #include "frames_guard.h"
 #include "guarded.h"
 #include "lock.h"
@@ -235,7 +236,7 @@ int ask(sn_frames *there, const sn_framed_operand *operands, uint64_t count, con
   if (granules > most) {
     note_too_large(granules * sn::kFrameBytes, name);
     sn::guard_stay_on_top();
-    for (uint64_t i = 0; i < count; i++) sn_frames_stream(there, operands[i].address, operands[i].nbytes);
+    for (uint64_t i = 0; i < count; i++) sn::frames_stream(*there, operands[i].address, operands[i].nbytes);
     if (sn::framed_operator_runs(there)) sn::framed_operator_ended(there);
     return 1;
   }

@@ -353,6 +353,22 @@ int64_t start(sn_frames &f, uint32_t first, uint32_t count, bool arrives, bool w
 
 }  // namespace
 
+namespace sn {
+
+void frames_stream(sn_frames &f, uint64_t address, uint64_t nbytes) {
+  uint32_t first = 0, end = 0;
+  if (f.inert || !find_granules(f, address, nbytes, &first, &end)) return;
+  Lock lock(&f.mutex);
+  f.needs++;
+  for (uint32_t i = first; i < end; i++) {
+    Granule &g = f.granules[i];
+    if (g.view != View::kNothing) g.used = f.needs;  // as it leaves, it is of a recent operator
+    if (g.view == View::kFile) expect_stream(f, i);
+  }
+}
+
+}  // namespace sn
+
 extern "C" int sn_frames_create(const sn_frames_request *request, sn_frames **out, const char **step) {
   *step = "reading what is asked for";
   if (!is_sound(*request)) return -EINVAL;
@@ -475,20 +491,6 @@ extern "C" int sn_frames_need(sn_frames *f, uint64_t address, uint64_t nbytes, i
   Lock manager(&f->manager);
   Lock lock(&f->mutex);
   return sn::guarded([&] { return need(*f, first, end, writes != SN_READS, dead); });
-}
-
-extern "C" int sn_frames_stream(sn_frames *f, uint64_t address, uint64_t nbytes) {
-  if (f->inert) return -ECHILD;
-  uint32_t first = 0, end = 0;
-  if (!find_granules(*f, address, nbytes, &first, &end)) return nbytes == 0 ? 0 : -EINVAL;
-  Lock lock(&f->mutex);
-  f->needs++;
-  for (uint32_t i = first; i < end; i++) {
-    Granule &g = f->granules[i];
-    if (g.view != View::kNothing) g.used = f->needs;  // as it leaves, it is of a recent operator
-    if (g.view == View::kFile) sn::expect_stream(*f, i);
-  }
-  return 0;
 }
 
 extern "C" int sn_frames_tidy(sn_frames *f, int at_once) {

@@ -139,6 +139,10 @@ int turn_away(sn_frames &f, uint32_t granule);
 // From the file to `frame`, which holds the same; shared if `writes` or if it was written to.
 int turn_resident(sn_frames &f, uint32_t granule, uint32_t frame, bool writes);
 
+// The latest operator reads these bytes from end to end, and not all that it needs fits in frames: where they are away, or
+// leave soon, a page fault reads many pages.
+void frames_stream(sn_frames &f, uint64_t address, uint64_t nbytes);
+
 // frames_limits.cpp: what the host allows, and what the process takes beside its frames.
 
 // 0, or a negative errno with the reason in `step`.
