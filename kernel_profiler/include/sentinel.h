@@ -168,17 +168,11 @@ SN_API int sn_placement_range(sn_range *out); /* used_bytes: the extent; free_by
  * later, may not. Ascending multiples of 2 MiB within what tables cover, else -EINVAL. Pages that exist stay as
  * they are. Where the kernel has no huge pages nothing changes. */
 SN_API int sn_placement_huge(uint64_t count, const uint64_t *offsets, const uint64_t *nbytes);
-/* Claims [offset, offset + nbytes) if all of it is free, so that its pages may be discarded: 0 or -EBUSY.
- * Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */
-SN_API int sn_reserve(uint64_t offset, uint64_t nbytes);
-SN_API int sn_release(uint64_t offset, uint64_t nbytes);
 /* Drops those whole pages of [offset, offset + nbytes) that nobody has: their bytes, or -errno. Pages of it that tenants have are
  * dropped as these are freed. Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */
 SN_API int64_t sn_placement_discard(uint64_t offset, uint64_t nbytes);
 /* Returns all free pages of the arena to the system, reserving them meanwhile. Bytes, or -errno. Any thread. */
 SN_API int64_t sn_placement_release(void);
-/* Bytes of the range that are taken now, by tenants or reservations; any thread. */
-SN_API uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes);
 
 /* ---- mover.cpp: moves between memory tiers, within a hard budget of fast bytes ------------------------ */
 

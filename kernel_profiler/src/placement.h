@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include "sentinel.h"
+
 namespace sn {
 
 int placement_create(uint64_t base, uint64_t nbytes);
@@ -21,3 +23,12 @@ void placement_keep_free_pages(bool keep);  // false: what is freed from now on 
 void placement_after_fork();                // in the child: nobody is claiming
 
 }  // namespace sn
+
+// For tests, from any thread; multiples of SN_GRANULE_BYTES, else -EINVAL.
+extern "C" {
+// Claims [offset, offset + nbytes) if all of it is free, as whoever discards its pages does: 0 or -EBUSY.
+SN_API int sn_reserve(uint64_t offset, uint64_t nbytes);
+SN_API int sn_release(uint64_t offset, uint64_t nbytes);
+// Bytes of the range that are taken now, by tenants or reservations.
+SN_API uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes);
+}

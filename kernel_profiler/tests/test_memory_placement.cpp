@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "../src/placement.h"
 #include "memory_check.h"
 
 namespace {

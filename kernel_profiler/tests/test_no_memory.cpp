@@ -215,7 +215,7 @@ void allocating_needs_no_memory_of_its_own() {
   }
   CHECK(sn_log_count() > 0);
   sn_event event;
-  CHECK(sn_log_copy(0, 1, &event) == 1 && sn_reserve(0, 4096) == 0 && sn_release(0, 4096) == 0);
+  CHECK(sn_log_copy(0, 1, &event) == 1);
   CHECK(fail_no_more() == 0);
 }
 

@@ -96,7 +96,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_placement_range": (_INT, (ctypes.POINTER(Range),)),
     "sn_placement_discard": (_I64, (_U64, _U64)),
     "sn_placement_huge": (_INT, (_U64, _PTR, _PTR)),
-    "sn_reserve": (_INT, (_U64, _U64)),
 }
 
 

@@ -60,8 +60,8 @@ def test_a_bound_function_leaves_others_signatures_alone() -> None:
 def test_a_negative_result_is_an_error_with_its_errno() -> None:
     assert native.check("f", 3) == 3
     with pytest.raises(NativeError, match="Device or resource busy") as raised:
-        native.check("sn_reserve", -16, "wait")
-    assert (raised.value.call, raised.value.errno) == ("sn_reserve", 16)
+        native.check("sn_place", -16, "wait")
+    assert (raised.value.call, raised.value.errno) == ("sn_place", 16)
 
 
 def test_no_source_and_no_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
