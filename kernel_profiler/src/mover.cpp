@@ -271,8 +271,12 @@ extern "C" int sn_mover_hold(sn_mover *m, int tier, int64_t nbytes) {
   if (tier <= kFast || tier >= SN_TIERS) return -EINVAL;
   Lock lock(&m->mutex);
   if (nbytes < 0 && static_cast<uint64_t>(-nbytes) > m->accounts.held.bytes[tier]) return -EINVAL;
-  if (nbytes < 0) m->accounts.give(tier, static_cast<uint64_t>(-nbytes));
-  else m->accounts.take(tier, static_cast<uint64_t>(nbytes));
+  if (nbytes >= 0) {
+    m->accounts.take(tier, static_cast<uint64_t>(nbytes));
+    return 0;
+  }
+  m->accounts.give(tier, static_cast<uint64_t>(-nbytes));
+  if (!m->queue[SN_DEMOTE].empty()) pthread_cond_signal(&m->work[SN_DEMOTE]);  // the first may have waited for that room
   return 0;
 }
 

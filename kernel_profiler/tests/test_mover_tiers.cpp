@@ -58,6 +58,21 @@ void a_demotion_waits_for_room_that_a_promotion_is_making() {
   sn_mover_destroy(mover);
 }
 
+// The promotion that makes room takes a minute; what dies makes room at once.
+void a_demotion_that_waits_for_a_promotion_takes_the_room_of_what_dies() {
+  sn_mover *mover = make(200);
+  CHECK(sn_mover_set_capacity(mover, 1, 120) == 0);
+  CHECK(sn_mover_reserve(mover, 60, 0) == 0 && sn_mover_hold(mover, 1, 120) == 0);
+  const uint64_t up = submit(mover, emulated(SN_PROMOTE, 60, 60000 * kMs));
+  while (held(mover).in_flight_bytes == 0) sched_yield();
+  const uint64_t down = submit(mover, emulated(SN_DEMOTE, 60, kMs));
+  CHECK(sn_mover_wait(mover, down, 50 * kMs) == -ETIMEDOUT);
+  CHECK(sn_mover_hold(mover, 1, -60) == 0);
+  CHECK(sn_mover_wait(mover, down, 10000 * kMs) == 0 && sn_mover_wait(mover, up, 0) == -ETIMEDOUT);
+  CHECK(held(mover).high_bytes[1] == 120 && held(mover).slow_overflow_bytes == 0);
+  sn_mover_destroy(mover);
+}
+
 void a_demotion_that_a_promotion_waits_for_goes_at_once() {
   sn_mover *mover = make(100);
   CHECK(sn_mover_set_capacity(mover, 1, 60) == 0);
@@ -279,6 +294,7 @@ void a_job_whose_parts_are_not_the_whole_is_refused() {
 int main() {
   each_tier_has_accounts_of_its_own();
   a_demotion_waits_for_room_that_a_promotion_is_making();
+  a_demotion_that_waits_for_a_promotion_takes_the_room_of_what_dies();
   a_demotion_that_a_promotion_waits_for_goes_at_once();
   a_demotion_without_room_goes_to_its_spare_tier();
   a_job_whose_spare_tier_is_its_source_stays_without_room();
