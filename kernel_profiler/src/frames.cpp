@@ -497,13 +497,13 @@ extern "C" int sn_frames_tidy(sn_frames *f, int at_once) {
   if (f->inert) return -ECHILD;
   Lock manager(&f->manager);
   Lock lock(&f->mutex);
-  f->tidying = true;
+  f->foreseen = true;
   f->needs++;
   const int error = sn::guarded([&] {
     take_in_own_pages(*f, at_once != 0);
     return 0;
   });
-  f->tidying = false;
+  f->foreseen = false;
   return error;
 }
 

@@ -57,6 +57,7 @@ struct Item {
 struct Order {
   uint64_t id = 0;
   bool arrives = false, writes = false, noted = false, settled = false, wanted = true;
+  bool foreseen = false;  // the stores that it finds
   uint32_t waiting = 0;  // threads that wait for its transfer
   Transfer transfer;
   std::vector<Item> items;
@@ -94,7 +95,7 @@ struct sn_frames {
   uint32_t pinned = 0;    // granules
   uint64_t pins_seen = 0;  // granules that were found so, ever
   sn_pinned pins = nullptr;  // whether a device has pages of a range
-  bool tidying = false;  // what is found was foreseen
+  bool foreseen = false;  // what whoever holds the mutex finds of stores; false while nobody does
   sn::Ahead ahead;
   uint64_t look_after_ns = 0;  // the next look is not before, by sn_now_ns
   int64_t major_faults = 0;    // of the process, when the page cache was left last

@@ -104,6 +104,7 @@ Order &open_order(sn_frames &f, bool arrives, bool writes, uint32_t granules) {
   order->transfer.writes = !arrives;
   order->arrives = arrives;
   order->writes = writes;
+  order->foreseen = f.foreseen;
   order->id = f.last_id + 1;
   Order &opened = *order;
   f.orders.emplace(order->id, std::move(order));
@@ -162,9 +163,11 @@ void note_transferred(sn_frames &f, Order &order) {
 
 bool wait_for(sn_frames &f, Order &order, uint64_t deadline_ns) {
   order.waiting++;
+  const bool foreseen = std::exchange(f.foreseen, false);
   pthread_mutex_unlock(&f.mutex);
   const bool over = f.lanes.wait(order.transfer, deadline_ns);
   pthread_mutex_lock(&f.mutex);
+  f.foreseen = foreseen;
   order.waiting--;
   return over;
 }
@@ -172,6 +175,7 @@ bool wait_for(sn_frames &f, Order &order, uint64_t deadline_ns) {
 void settle(sn_frames &f, Order &order) {
   if (order.settled) return;
   order.settled = true;
+  const bool foreseen = std::exchange(f.foreseen, order.foreseen);  // any thread may settle it
   note_transferred(f, order);
   for (const Item &item : order.items) {
     f.granules[item.granule].order = nullptr;
@@ -181,6 +185,7 @@ void settle(sn_frames &f, Order &order) {
     if (order.result.error == 0) order.result.error = error;
     note_change(f, item.granule);
   }
+  f.foreseen = foreseen;
   order.result.start_ns = order.transfer.start_ns;
   order.result.stop_ns = order.transfer.stop_ns;
 }

@@ -83,7 +83,7 @@ class Instant {
 // instant there. A quarter of the frames at most: the others have to do for all the rest.
 void note_unforeseen(sn_frames &f, Granule &g) {
   constexpr uint8_t kOften = 2;
-  if (f.tidying || g.kept) return;
+  if (f.foreseen || g.kept) return;
   if (g.unforeseen < kOften) g.unforeseen++;
   if (g.unforeseen < kOften || f.kept >= sn::most_kept(f.pool.count())) return;
   g.kept = true;

@@ -1,5 +1,7 @@
 // Stores that nobody announced, and reads that nobody needs: who stays, who is taken in, who comes unread.
+#include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -152,6 +154,39 @@ void pages_beside_the_frames_are_taken_in_when_asked() {
   close_frames(frames);
 }
 
+std::atomic<int> read_in{0};  // granules
+std::atomic<bool> first_waits{true};
+
+// Of reads of granules the first one waits, for at most a minute.
+long first_read_waits(long number, const long a[6]) {
+  if (number == SYS_preadv && read_in++ == 0)
+    for (const uint64_t until = sn_now_ns() + 60000000000; first_waits.load() && sn_now_ns() < until;) usleep(1000);
+  const long done = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return done >= 0 ? done : -errno;
+}
+
+// While pages of foreseen stores are on their way into frames, others come that nobody foresaw.
+void stores_of_others_are_unforeseen_while_foreseen_ones_are_taken_in() {
+  sn_frames *frames = with_marks(8, 8);
+  CHECK(leave(frames, 0, 2).stayed == 0);
+  write_marks(at(frames, 0), 2, 100);
+  sn_system_replace(first_read_waits);
+  std::thread tidies([&] { CHECK(sn_frames_tidy(frames, 1) == 0); });
+  while (read_in.load() == 0) sched_yield();
+  for (int times = 0; times < 2; times++) {
+    leave(frames, 4, 1);
+    *word(at(frames, 4), 7, 3) += 1;
+    CHECK(arrive(frames, 4, 1, 0).moved == 1);
+  }
+  CHECK(counted(frames).kept == 1);
+  first_waits = false;
+  tidies.join();
+  sn_system_replace(nullptr);
+  CHECK(counted(frames).kept == 1 && counted(frames).carried_pages >= 512 + 2);
+  CHECK(marks_hold(at(frames, 0), 2, 100) && *word(at(frames, 4), 7, 3) == 2);
+  close_frames(frames);
+}
+
 }  // namespace
 
 int main() {
@@ -160,5 +195,6 @@ int main() {
   what_is_to_be_zero_comes_unread();
   refused_calls_lose_nothing();
   pages_beside_the_frames_are_taken_in_when_asked();
+  stores_of_others_are_unforeseen_while_foreseen_ones_are_taken_in();
   return 0;
 }
