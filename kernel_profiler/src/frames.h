@@ -100,6 +100,7 @@ struct sn_frames {
   uint64_t look_after_ns = 0;  // the next look is not before, by sn_now_ns
   int64_t major_faults = 0;    // of the process, when the page cache was left last
   uint32_t pages_out = 0;      // steps at whose beginning mapped pages of the file still leave the page cache
+  uint64_t page_out_after_ns = 0;  // but not before
   std::atomic<uint64_t> waited{0};
   std::atomic<uint32_t> turns{0};  // instants that have begun or ended: odd while one is under way
 
@@ -146,6 +147,14 @@ void frames_stream(sn_frames &f, uint64_t address, uint64_t nbytes);
 
 // frames_limits.cpp: what the host allows, and what the process takes beside its frames.
 
+constexpr uint64_t kShortLookNs = 1000000;  // so much computing is never too much
+constexpr uint64_t kPauseInVain = 99;       // times what one took that found nothing
+constexpr uint64_t kPauseFound = 9;         // times what another one took
+// When a look that computed for so long may be repeated.
+inline uint64_t pause_after(uint64_t took_ns, uint64_t times, uint64_t allowed_ns = kShortLookNs) {
+  return took_ns > allowed_ns ? sn_now_ns() + times * took_ns : 0;
+}
+
 // 0, or a negative errno with the reason in `step`.
 int check_host(uint32_t granules, const char **step);
 int open_statm(sn_frames &f);
@@ -160,7 +169,8 @@ struct Owner {
 // All granules with pages of their own, those with most of them first. Counts the pages.
 std::vector<Owner> find_owners(sn_frames &f);
 // What faults have read of the file, here and in children, is not kept beside the frames: it is read again where it is
-// touched again. Where the host swaps, what is mapped stays: stores may have changed it.
+// touched again. Where the host swaps, what is mapped stays: stores may have changed it. Looking for what is mapped
+// computes for at most a tenth of the time, unless faults have waited for longer than that.
 void leave_page_cache(sn_frames &f);
 
 // frames_pins.cpp: pages that a device has.

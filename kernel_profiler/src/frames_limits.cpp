@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "clock.h"
 #include "frames.h"
@@ -20,8 +21,7 @@ namespace {
 
 constexpr int kPage = 4096;
 constexpr uint64_t kUsualMappings = 65530;  // the kernel's own choice
-constexpr uint64_t kShortLookNs = 1000000;  // so much computing is never too much
-constexpr uint64_t kPause = 99;             // times what a look in vain took
+constexpr uint64_t kFaultNs = 20000;        // a fault that reads has waited for several times as long
 constexpr int kPageOut = 21;                // MADV_PAGEOUT, from Linux 5.4 on; before, it is refused
 
 uint64_t most_mappings() {
@@ -71,7 +71,7 @@ bool own_pages_may_have_grown(sn_frames &f) {
     f.anonymous = std::min(f.anonymous, now);
     return false;
   }
-  return f.look_after_ns == 0 || sn_now_ns() >= f.look_after_ns;
+  return sn_now_ns() >= f.look_after_ns;
 }
 
 void leave_page_cache(sn_frames &f) {
@@ -80,8 +80,11 @@ void leave_page_cache(sn_frames &f) {
   struct sysinfo host {};
   // What is mapped stays in the page cache. Where the host swaps, pages of the process's own would go with it.
   const bool swaps = sysinfo(&host) != 0 || host.totalswap != 0;
-  if (spent.ru_majflt != f.major_faults) f.pages_out = 2;  // and once more: what somebody holds at the moment stays
-  if (!swaps && f.pages_out != 0) {
+  const int64_t faults = std::exchange(f.major_faults, spent.ru_majflt);
+  const auto read = static_cast<uint64_t>(spent.ru_majflt - faults);
+  if (read != 0) f.pages_out = 2;  // and once more: what somebody holds at the moment stays
+  if (!swaps && f.pages_out != 0 && sn_now_ns() >= f.page_out_after_ns) {
+    const uint64_t began = computed_ns();
     f.pages_out--;
     // Pages that a processor has not put on the kernel's lists yet would stay. They are mapped, so this drops none of
     // them; but since it fails, the kernel lists what each processor holds back, and the next call finds them.
@@ -91,8 +94,8 @@ void leave_page_cache(sn_frames &f) {
       if (end == i || advise(f.address(i), (end - i) * kFrameBytes, kPageOut) != 0) continue;
       for (uint32_t left = i; left < end; left++) f.granules[left].touched = false;
     }
+    f.page_out_after_ns = pause_after(computed_ns() - began, kPauseFound, std::max(kShortLookNs, read * kFaultNs));
   }
-  f.major_faults = spent.ru_majflt;
   if (f.file.direct()) f.file.leave_page_cache();  // else each piece has, and what is being written would be waited for
 }
 
@@ -112,8 +115,7 @@ std::vector<Owner> find_owners(sn_frames &f) {
   for (const Owner &owner : owners) f.own_pages += owner.pages;
   f.most_own_pages = std::max(f.most_own_pages, f.own_pages);
   const uint64_t took = computed_ns() - began;
-  const bool in_vain = f.own_pages <= own_pages_allowed(f) && took > kShortLookNs;
-  f.look_after_ns = in_vain ? sn_now_ns() + kPause * took : 0;
+  f.look_after_ns = f.own_pages <= own_pages_allowed(f) ? pause_after(took, kPauseInVain) : 0;
   std::stable_sort(owners.begin(), owners.end(), [](const Owner &a, const Owner &b) { return a.pages > b.pages; });
   return owners;
 }

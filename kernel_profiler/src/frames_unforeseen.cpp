@@ -20,9 +20,6 @@ using sn::Unforeseen;
 using sn::View;
 
 constexpr uint32_t kShare = 8;             // one frame in so many is for such uses
-constexpr uint64_t kShortLookNs = 1000000;  // so much computing is never too much
-constexpr uint64_t kPause = 99;            // times what a look in vain took
-constexpr uint64_t kPauseFound = 9;        // times what another one took
 
 int64_t major_faults() {
   rusage spent{};
@@ -76,7 +73,7 @@ void look_for_unforeseen(sn_frames &f) {
   if (!ahead.follows()) return;
   const int64_t faults = major_faults();
   if (std::exchange(ahead.major_faults, faults) == faults) return;
-  if (ahead.look_after_ns != 0 && sn_now_ns() < ahead.look_after_ns) return;
+  if (sn_now_ns() < ahead.look_after_ns) return;
   const uint64_t began = computed_ns(), place = ahead.plan->place();
   uint64_t found = 0;
   for (uint32_t i = 0; i < f.count; i++) {
@@ -90,8 +87,7 @@ void look_for_unforeseen(sn_frames &f) {
       return 0;
     });
   }
-  const uint64_t took = computed_ns() - began;
-  ahead.look_after_ns = took > kShortLookNs ? sn_now_ns() + (found == 0 ? kPause : kPauseFound) * took : 0;
+  ahead.look_after_ns = pause_after(computed_ns() - began, found == 0 ? kPauseInVain : kPauseFound);
 }
 
 void pass_unforeseen(sn_frames &f, uint64_t index) {

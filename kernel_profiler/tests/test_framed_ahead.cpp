@@ -1,6 +1,7 @@
 // Reading ahead by a recorded step: what comes before it is asked for, who leaves, what is not written; and bytes, whatever
 // a job does instead of what was recorded.
 #include <errno.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -176,11 +177,15 @@ uint64_t thread_computed_ns() {
   return static_cast<uint64_t>(spent.tv_sec) * 1000000000 + static_cast<uint64_t>(spent.tv_nsec);
 }
 
+void compute() {
+  for (const uint64_t until = thread_computed_ns() + kComputedNs; thread_computed_ns() < until;) {
+  }
+}
+
 long with_slow_tables(long number, const long arguments[6]) {
   if (begins && number == SYS_pread64 && arguments[2] == static_cast<long>(kGranule / kPage * 8)) {
     tables_read++;
-    for (const uint64_t until = thread_computed_ns() + kComputedNs; thread_computed_ns() < until;) {
-    }
+    compute();
   }
   const long done = syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
   return done >= 0 ? done : -errno;
@@ -219,6 +224,46 @@ void looks_that_find_something_take_a_part_of_the_time() {
   sn_system_replace(nullptr);
   CHECK(looks >= 1 && ahead().unforeseen >= 1);
   CHECK(looks - 1 <= took / (8 * kAway / 2 * kComputedNs));
+  end_with(tensors);
+}
+
+uint64_t pages_out = 0;  // calls, each ten times as long as one to a page table
+
+long with_slow_pages_out(long number, const long arguments[6]) {
+  constexpr long kPageOut = 21;
+  if (number == SYS_madvise && arguments[2] == kPageOut) {
+    pages_out++;
+    for (int i = 0; i < 10; i++) compute();
+  }
+  const long done = syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+  return done >= 0 ? done : -errno;
+}
+
+// In each step the kernel reads a page of a tensor that is away: pages leave the page cache for a tenth of the time.
+void pages_of_few_faults_leave_the_page_cache_for_a_part_of_the_time() {
+  constexpr uint64_t kLongestNs = uint64_t{120} * 1000000000;
+  struct sysinfo host {};
+  if (sysinfo(&host) != 0 || host.totalswap != 0) return;  // there mapped pages stay
+  begin(8, 16);
+  std::vector<Tensor> tensors = tensors_of(16);
+  CHECK(sn_framed_step() == 0);  // what the process has faulted in before counts here
+  uint64_t page = 0, begins_at = 0;
+  const auto step_that_pages_out = [&] {  // how long the calls of one have computed
+    for (const uint64_t until = sn_now_ns() + kLongestNs; sn_now_ns() < until; page++) {
+      const uint8_t *const read = tensors[0].bytes + page % (kGranule / kPage) * kPage;
+      CHECK(*reinterpret_cast<const volatile uint64_t *>(read) == word_of(tensors[0].value));
+      begins_at = sn_now_ns();
+      pages_out = 0;
+      CHECK(sn_framed_step() == 0);
+      if (pages_out != 0) break;
+    }
+    return pages_out * 10 * kComputedNs;
+  };
+  sn_system_replace(with_slow_pages_out);
+  const uint64_t took = step_that_pages_out(), ended_at = sn_now_ns();
+  CHECK(took != 0 && step_that_pages_out() != 0);
+  sn_system_replace(nullptr);
+  CHECK(begins_at - ended_at >= 8 * took);
   end_with(tensors);
 }
 
@@ -430,6 +475,7 @@ int main() {
   what_goes_one_way_alone_tells_how_fast_that_is();
   what_was_unforeseen_is_read_ahead_in_the_next_step();
   looks_that_find_something_take_a_part_of_the_time();
+  pages_of_few_faults_leave_the_page_cache_for_a_part_of_the_time();
   what_was_read_ahead_outlasts_a_fork();
   what_dies_is_not_written();
   the_record_can_be_had();
