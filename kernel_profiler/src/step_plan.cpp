@@ -1,5 +1,6 @@
 #include "step_plan.h"
 
+#include <numeric>
 #include <utility>
 
 namespace sn {
@@ -14,6 +15,11 @@ StepPlan::StepPlan(StepUses uses, uint32_t granules) : step_(std::move(uses)), n
   }
   for (uint64_t index = 0; index < count; index++)
     if ((step_.kind[index] & (kBorn | kDied)) != 0) turns_.push_back(index);
+  by_signature_.resize(step_.operators() - 1);
+  std::iota(by_signature_.begin(), by_signature_.end(), 1);
+  const std::vector<uint64_t> &all = step_.signature;
+  std::sort(by_signature_.begin(), by_signature_.end(),
+            [&](uint64_t a, uint64_t b) { return std::make_pair(all[a], a) < std::make_pair(all[b], b); });
 }
 
 uint64_t StepPlan::place_of(uint64_t index) const {
@@ -63,8 +69,9 @@ bool StepPlan::find_again(uint64_t signature) {
     strange_ = 0;
     return true;
   }
-  const auto found = std::find(all.begin() + 1, all.end(), signature);
-  candidate_ = found == all.end() ? kNever : static_cast<uint64_t>(found - all.begin());
+  const auto found = std::lower_bound(by_signature_.begin(), by_signature_.end(), signature,
+                                      [&](uint64_t at, uint64_t sought) { return all[at] < sought; });
+  candidate_ = found != by_signature_.end() && all[*found] == signature ? *found : kNever;
   return false;
 }
 

@@ -61,6 +61,7 @@ class StepPlan {
   std::vector<uint64_t> gap_;   // of each use, to the granule's next one
   std::vector<uint64_t> next_;  // of each granule
   std::vector<uint64_t> turns_;  // uses in which a granule is born or dies, in order
+  std::vector<uint64_t> by_signature_;  // operators but the first, which is none; of equal ones the first comes first
   uint64_t place_ = 0;          // operators since the plan was made
   uint64_t candidate_ = kNever;
   uint32_t strange_ = 0;        // operators in a row

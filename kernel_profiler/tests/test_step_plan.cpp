@@ -137,6 +137,23 @@ void the_place_is_lost_and_found() {
   CHECK(plan.was_another());
 }
 
+// An operator that comes twice in a step is taken for the first one.
+void a_place_is_looked_for_at_the_first_of_equal_operators() {
+  constexpr uint32_t kOperators = 400, kFirst = 120, kSecond = 300;
+  std::mt19937 random(2);
+  StepUses step = any_step(random, kOperators, 8);
+  step.signature[kSecond] = step.signature[kFirst];
+  const uint64_t at_first = step.first_use[kFirst + 1];
+  StepPlan plan(std::move(step), 8);
+  CHECK(plan.follow(1));
+  for (uint32_t i = 0; i < StepPlan::kPatience; i++) plan.follow(0);  // as the operator that is none
+  CHECK(plan.lost());
+  CHECK(!plan.follow(kFirst) && !plan.follow(kSecond + 1));  // after the second one
+  CHECK(!plan.follow(kFirst) && plan.follow(kFirst + 1));
+  CHECK(plan.place() == kFirst + 1 && plan.now() == at_first);
+  check(plan, 8);
+}
+
 }  // namespace
 
 int main() {
@@ -144,4 +161,5 @@ int main() {
   a_step_without_end_is_not_kept();
   the_next_use_is_known_wherever_the_job_is();
   the_place_is_lost_and_found();
+  a_place_is_looked_for_at_the_first_of_equal_operators();
 }
