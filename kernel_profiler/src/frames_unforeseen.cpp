@@ -101,8 +101,10 @@ void pass_unforeseen(sn_frames &f, uint64_t index) {
   if (used) is_needed(f, g);
   else forget_ahead(f, g);
   const uint64_t place = plan.place_of(index);
-  for (Unforeseen &each : f.ahead.expected)
-    if (each.granule == granule && each.place == place) each.used = used;
+  std::vector<Unforeseen> &all = f.ahead.expected;
+  auto each = std::lower_bound(all.begin(), all.end(), place, [](const Unforeseen &a, uint64_t at) { return a.place < at; });
+  for (; each != all.end() && each->place == place; ++each)
+    if (each->granule == granule) each->used = used;
 }
 
 void expect_unforeseen(sn_frames &f) {
