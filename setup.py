@@ -50,7 +50,9 @@ class BuildExt(build_ext):
         one_after_the_other = self.compiler.compile
 
         def side_by_side(sources: list[str], **options: Any) -> list[str]:
-            with ThreadPoolExecutor(os.cpu_count()) as threads:
+            # each takes memory, of which a container of many processors may have little
+            jobs = int(os.environ.get("MAX_JOBS", 0)) or min(len(os.sched_getaffinity(0)), 8)
+            with ThreadPoolExecutor(jobs) as threads:
                 made = threads.map(lambda source: one_after_the_other([source], **options), sources)
                 return [file for each in made for file in each]
 

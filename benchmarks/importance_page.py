@@ -88,8 +88,8 @@ def _together(told: Told) -> Iterator[str]:
         f' the same {settings["samples"]:,} digits, each with a model, an order and `memory="{settings["memory"]}"`'
         f" of its own, {settings['epochs']} epochs. Of the samples that they deliver from the third epoch on,"
         f" {_share(alone)} are read where each has its memory for itself, {_share(shared)} with one `share=`:"
-        f" {fmean(fewer):.0%} fewer ({min(fewer):.0%} to {max(fewer):.0%} in {len(runs)} pairs). A digit is 260 bytes, so"
-        " half of this memory is for what stands beside each sample; of larger samples more stay."
+        f" {fmean(fewer):.0%} fewer ({min(fewer):.0%} to {max(fewer):.0%} in {len(runs)} pairs)."
+        " A digit is 260 bytes, so half of this memory is for what stands beside each sample; larger ones leave more."
     )
     yield ""
 

@@ -41,7 +41,7 @@ uint64_t taken_by_steps() {
   if (read_small("/proc/self/statm", text, sizeof text) <= 0) return 0;
   const uint64_t most = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   const uint64_t now = static_cast<uint64_t>(resident_pages(text).all) * kArmPage;
-  return most > now ? most - now : 0;
+  return now != 0 && most > now ? most - now : 0;
 }
 
 // A block needs one page before it can become huge; where the host refuses, small pages do as well.

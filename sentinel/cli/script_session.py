@@ -68,7 +68,7 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
 def wherever_the_script_goes(words: Mapping[str, Any]) -> dict[str, Any]:
     """`words` with absolute paths: a session begins in the folder that the script is in by then."""
     paths: dict[str, Callable[[str], str]] = {"plan": os.path.abspath, "machine": _path_from_here}
-    return {name: paths[name](word) if name in paths else word for name, word in words.items()}
+    return {name: paths[name](word) if word and name in paths else word for name, word in words.items()}
 
 
 def _path_from_here(text: str) -> str:

@@ -26,6 +26,7 @@ _WHY = {
     "late": "the reader had made no progress for too long",
     "lost": "their chunk could not be read, or a peer did not bring them",
     "ended": "the reader had ended",
+    "gone": "another job had them in memory, and has let them go or has ended",
     "apart": "the job that reads for this one was at another place of the epoch",
     "again": "a worker that was killed had taken them",
     "damaged": "the bytes in memory were not those that were read",

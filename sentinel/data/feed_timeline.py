@@ -14,7 +14,18 @@ from sentinel.reports.trace_format import Event, instant, process_named, span, t
 
 _PROCESS = 1
 _OF_BATCH = ("samples", "sample_bytes", "hits", "hit_bytes", "remote_hits", "remote_bytes", "brought", "brought_bytes")
-_OF_DIRECT = ("direct_reads", "direct_bytes", "alone_bytes", "late", "lost", "ended", "again", "apart", "damaged")
+_OF_DIRECT = (
+    "direct_reads",
+    "direct_bytes",
+    "alone_bytes",
+    "late",
+    "lost",
+    "ended",
+    "again",
+    "apart",
+    "gone",
+    "damaged",
+)
 
 
 def timeline(facts: FeedFacts) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from sentinel.data.selecting_jobs import FromSelectingJobs, SelectingJobs
 from sentinel.data.share_names import SHARE_VERSION, ShareName, identity_of
 from sentinel.data.source_files import SourceFiles
 from sentinel.samples import (
+    DIRECT,
     Begun,
+    Feed,
     Importance,
     Layout,
     Order,
@@ -63,6 +65,8 @@ class ImportanceFeeding(FileFeeding):
         super().__init__(data, layout, shape, lead, place=place)
         self.importance = importance
         self._jobs: SelectingJobs | None = None
+        self._resumed = self._given = False
+        """Whether of the iteration that was begun last only the end is delivered, and other jobs give some of it."""
         if share is not None:
             self._jobs = SelectingJobs(share, self._arena)
             weakref.finalize(self, share.close)
@@ -97,10 +101,15 @@ class ImportanceFeeding(FileFeeding):
             return stage_selected(self._layout, self.samples.room, chosen.samples, worth, self._following, before)
         chance = chances(self.losses[0], self.importance.beta)
         kept = np.zeros(0, np.int64) if before is None else before.stay_sample[before.kept]
-        worth, others = self._jobs.look(chance, kept)
+        worth, others = self._jobs.look(chance, kept, whole=before is not None and not self._resumed)
         staging = stage_selected(self._layout, self.samples.room, chosen.samples, worth, None, before, others)
         self._jobs.tell(chance, staging)
+        self._resumed, self._given = begun is not None, bool((staging.stay_at == DIRECT).any())
         return staging
+
+    def predicted(self) -> Feed | None:
+        """As FileFeeding; None where other jobs give some of it."""
+        return None if self._given else super().predicted()
 
     def _exchange(self, order: Order, begins: bool) -> None:
         """Where an epoch begins, all ranks have the losses that any of them was told."""
@@ -235,9 +244,14 @@ def selecting(
         layout = layout.cut(unit)
     lead, name = lead_for(data.layout, shape), None
     if share is not None:
-        if layout.n_chunks < layout.n_samples or order.world > 1:
+        if order.world > 1:
             raise UsageError(
-                f"share={share!r} with Importance needs samples that are read one by one, and one rank",
+                f"share={share!r} with Importance is for jobs of one rank, this one has {order.world}",
+                "leave share= out",
+            )
+        if layout.n_chunks < layout.n_samples:
+            raise UsageError(
+                f"share={share!r} with Importance needs samples that are read one by one",
                 "give unit=1 and files that are not decoded in chunks, or leave share= out",
             )
         reads = {"order": KIND, "memory": [shape.n_pages, shape.page_bytes, lead], "version": SHARE_VERSION}

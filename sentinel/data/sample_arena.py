@@ -51,11 +51,12 @@ MOST_JOBS = 8
 """That share an arena."""
 MOST_PAGES = (1 << 31) - 1
 """Of an arena: their numbers are int32."""
-PULSE, RUNNING, EPOCH, DONE, WANTED, HOST_PID, HOST_FD, HOST_INODE, EPOCH_NS, JOINED = range(10)
+PULSE, RUNNING, EPOCH, DONE, WANTED, HOST_PID, HOST_FD, HOST_INODE, BEGAN_NS, EPOCH_NS, JOINED = range(11)
 """Counters: what rises while the reader works, and whether it does. Where jobs share: 1 + the epoch that is read, 0 if
 none that others may join; the first position whose reads may not be done. For the workers of this job: 1 + the epoch
 that they are asked for, and process, descriptor and inode of the arena that another job fills for them; process 0 if
-there is none. Where jobs that select share: how long an epoch takes, 0 if that is not known.
+there is none. Where jobs that select share: when the epoch began, by CLOCK_MONOTONIC, and how long one takes, 0 if that
+is not known.
 From JOINED on, a job: 1 + the epoch in which its copies are waited for. From OTHERS on, a job: process, descriptor and
 inode of its arena, in which workers of this job look too; process 0 if there is none."""
 OTHERS = JOINED + MOST_JOBS

@@ -10,11 +10,13 @@ changes what is read, but never what is delivered.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.data.sample_arena import EPOCH_NS, MOST_JOBS, OTHERS, SampleArena, arena_of
+from sentinel.core.units import counted
+from sentinel.data.sample_arena import BEGAN_NS, EPOCH_NS, MOST_JOBS, OTHERS, RUNNING, SampleArena, arena_of
 from sentinel.data.served_samples import Served
 from sentinel.data.share_names import ShareName
 from sentinel.data.source_files import SourceFiles
@@ -31,34 +33,37 @@ _HOLDS, _MOST = np.uint8(128), 127
 class SelectingJobs:
     """What this job says to the others of a share, and sees of them. For one thread."""
 
-    def __init__(self, share: ShareName, arena: SampleArena) -> None:
-        """`arena`: that of this job, with `worth`."""
-        self._share, self._arena = share, arena
-        self._others: dict[Address, tuple[int, SampleArena]] = {}
-        """The slot and the arena of each other job."""
-        self._began_ns = 0
+    def __init__(self, share: ShareName, arena: SampleArena, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """`arena`: that of this job, with `worth`. `clock`: one for all jobs."""
+        self._share, self._arena, self._clock = share, arena, clock
+        self._n_others = 0
         share.publish(arena.descriptor, arena.inode)
 
-    def look(self, chances: NDArray[np.float64], kept: NDArray[np.int64]) -> tuple[NDArray[np.float32], OfOthers]:
-        """(n,) what samples are worth to all jobs, and what others hold. `chances`: (n,) of delivery in this job.
-        `kept`: (k,) the samples that it holds."""
-        now, own = time.monotonic_ns(), self._arena
-        own.counters[EPOCH_NS] = now - self._began_ns if self._began_ns else 0
-        self._began_ns, mine = now, np.zeros(len(chances), np.bool_)
-        mine[kept] = True
+    def look(
+        self, chances: NDArray[np.float64], kept: NDArray[np.int64], *, whole: bool
+    ) -> tuple[NDArray[np.float32], OfOthers]:
+        """(n,) what samples are worth to all jobs, and what others hold, as an epoch begins. `chances`: (n,) of
+        delivery in this job. `kept`: (k,) the samples that it holds. `whole`: the epoch before was delivered from its
+        begin to its end."""
+        now, own, mine = self._clock(), self._arena.counters, np.zeros(len(chances), np.bool_)
+        if whole:
+            own[EPOCH_NS] = now - int(own[BEGAN_NS])
+        own[BEGAN_NS], mine[kept] = now, True
         self._say(chances, mine)
-        self._open_others()
-        mine_ns = int(own.counters[EPOCH_NS])
-        worth = (own.worth & _MOST).astype(np.float32)
+        own_ns, worth = int(own[EPOCH_NS]), (self._arena.worth & _MOST).astype(np.float32)
         held, there = np.zeros((2, len(mine)), np.bool_)
-        for slot, arena in self._others.values():
-            said, theirs_ns = arena.worth.copy(), int(arena.counters[EPOCH_NS])
-            worth += (said & _MOST) * np.float32(mine_ns / theirs_ns if mine_ns and theirs_ns else 1)
-            holds = said >= _HOLDS
+        for slot, arena in self._opened():  # for this look alone: workers would inherit what stays mapped
+            told, said = arena.counters, arena.worth.copy()
+            theirs_ns, so_far_ns = int(told[EPOCH_NS]), now - int(told[BEGAN_NS])
+            has, holds = arena.entries != 0, said >= _HOLDS
+            if not told[RUNNING] or so_far_ns > 2 * theirs_ns > 0:
+                holds &= has  # it reads no more in this epoch
             if slot > self._share.slot:
                 holds &= ~mine  # of two that hold it this one goes on
             held |= holds
-            there |= holds & (arena.entries != 0)
+            there |= holds & has
+            pace = own_ns / max(theirs_ns, so_far_ns) if own_ns and theirs_ns else 1
+            worth += (said & _MOST) * np.float32(pace)
         return worth, OfOthers(held, there)
 
     def tell(self, chances: NDArray[np.float64], staging: Staging) -> None:
@@ -70,25 +75,25 @@ class SelectingJobs:
     def _say(self, chances: NDArray[np.float64], holds: NDArray[np.bool_]) -> None:
         self._arena.worth[:] = np.rint(chances * _MOST).astype(np.uint8) | np.where(holds, _HOLDS, np.uint8(0))
 
-    def _open_others(self) -> None:
-        """The arenas of those that run; workers are told where these are."""
+    def _opened(self) -> list[tuple[int, SampleArena]]:
+        """The slot and the arena of each other job that runs; workers are told where these are."""
         share, own = self._share, self._arena
         slots = {(job.pid, job.descriptor, job.inode): job.slot for job in share.others() if share.agrees(job)}
-        self._others = {at: other for at, other in self._others.items() if at in slots}
-        for at in slots.keys() - self._others.keys():
-            if arena := arena_of(*at, own.shape, own.slot):
-                self._others[at] = slots[at], arena
+        found = {at: arena for at in slots if (arena := arena_of(*at, own.shape, own.slot))}
         told = np.zeros((MOST_JOBS, 3), np.uint64)
-        for at, (slot, _) in self._others.items():
-            told[slot] = at
-        own.counters[OTHERS:] = told.reshape(-1)
+        for at in found:
+            told[slots[at]] = at
+        own.counters[OTHERS:], self._n_others = told.reshape(-1), len(found)
+        return [(slots[at], arena) for at, arena in found.items()]
 
     @property
     def said(self) -> str:
         """A sentence for the report."""
-        unlike = [job.pid for job in self._share.others() if not self._share.agrees(job)]
-        apart = f"; process {unlike[0]} shares nothing, with another order, memory or unit" if unlike else ""
-        return f"share {self._share.name!r}: {len(self._others)} other jobs selected from these files{apart}"
+        apart = ""
+        for job in self._share.others():
+            if unlike := [name for name, mine in self._share.reads.items() if job.reads.get(name) != mine]:
+                apart = f"; nothing is shared with process {job.pid}, which has another {', '.join(unlike)}"
+        return f"share {self._share.name!r}: {counted(self._n_others, 'other job')} selected from these files{apart}"
 
 
 class FromSelectingJobs(FromArena):
@@ -101,8 +106,8 @@ class FromSelectingJobs(FromArena):
     def _staged(self, arena: SampleArena, request: Request, nbytes: NDArray[np.int64], served: Served) -> Staged:
         """As FromArena; what was planned to be read alone is looked for in the memory of others."""
         raws, places = super()._staged(arena, request, nbytes, served)
-        wanted = np.flatnonzero(request.direct)
-        for other in self._opened() if len(wanted) else ():
+        wanted, others = np.flatnonzero(request.direct), self._opened()
+        for other in others if len(wanted) else ():
             found = other.copy(request.samples[wanted], nbytes[wanted])
             there = np.array([isinstance(raw, memoryview) for raw in found], np.bool_)
             for number, raw in zip(wanted.tolist(), found, strict=True):
@@ -113,10 +118,11 @@ class FromSelectingJobs(FromArena):
                 places[here] = self._nodes.of(other, request.samples[here])
                 arena.take(request.position + here)
                 served.of_jobs += len(here)
+        served.gone += len(wanted)
         return Staged(raws, places)
 
     def _opened(self) -> list[SampleArena]:
-        """The arenas of the others; of those that are not among them any more the memory is let go."""
+        """The arenas of the others; the memory of those that have ended is let go with the next batch."""
         own = self._arena
         told = own.counters[OTHERS:].reshape(MOST_JOBS, 3).tolist()
         there = {(pid, descriptor, inode) for pid, descriptor, inode in told if pid}

@@ -60,6 +60,8 @@ class Served:
     """Somebody else wrote to the memory."""
     of_jobs: int = 0
     """Of the hits, those from the memory of other jobs that select."""
+    gone: int = 0
+    """Another job that selects had them as the epoch was planned."""
     by_place: HitsByPlace = field(default_factory=HitsByPlace)
     """The hits, by where they lay."""
     when: Moments = field(default_factory=Moments)

@@ -38,7 +38,7 @@ POLICIES = {
     "all-fast": "static_placements:AllFast",
     "all-slow": "static_placements:AllSlow",
 }
-"""Module below this package and class or partial of each policy, by name. The first one is the default."""
+"""Module below this package, and what there makes each policy, by name. The first one is the default."""
 
 _LAZY = {
     "Bound": "lower_bound",

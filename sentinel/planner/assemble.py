@@ -284,9 +284,9 @@ def footprint_bytes(profile: Profile) -> int:
     return int(pages[t["persistent"]].sum()) + _packed_bytes(columns.tobytes(), profile.n_events)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _packed_bytes(columns: bytes, n_events: int) -> int:
-    """Of tensors packed by lifetime, from their sizes, births and deaths. Remembered for the last few steps: a job asks
+    """Of tensors packed by lifetime, from their sizes, births and deaths. Remembered for the last two steps: a job asks
     for its budget, plans, and plans again with other layer times, and each of these begins with it."""
     sizes, births, deaths = np.frombuffer(columns, np.int64).reshape(3, -1)
     return pack_slots(sizes, births, deaths, n_events)[1]

@@ -148,7 +148,7 @@ def curve(
         fast_of.setdefault(nbytes, fast)
     best: dict[str, Plan] = {}
     for nbytes, fast in sorted(fast_of.items()):
-        yield _planned(subject, fast, nbytes, profile, machine, policy, best, pins=pins)
+        yield _planned(subject, fast, nbytes, profile, machine, policy, best, (PlanError, UsageError), pins=pins)
 
 
 def near_knee(
@@ -250,13 +250,15 @@ def _planned(
     machine: Machine,
     policy: str,
     best: dict[str, Plan],
+    refusals: type[Exception] | tuple[type[Exception], ...] = PlanError,
     **how: Any,
 ) -> Point:
-    """What a policy makes of an amount, or has made of a smaller one: `best`, by policy. `how`: as in `plan`."""
+    """What a policy makes of an amount, or has made of a smaller one: `best`, by policy. `refusals`: what `plan` may
+    raise for an amount alone. `how`: as in `plan`."""
     machine = machine.with_fast_capacity(nbytes)
     try:
         made = plan(profile, machine, policy, **how)
-    except (PlanError, UsageError) as error:
+    except refusals as error:
         return Point(subject.profile, fast, nbytes, None, None, None, str(error))
     made = best[policy] = not_slower(made, best[policy]) if policy in best else made
     return Point(

@@ -111,8 +111,8 @@ def _ranks(losses: NDArray[np.float16]) -> NDArray[np.int64]:
 
 
 class OfOthers(NamedTuple):
-    """What other jobs hold for this one too. `held`: (n,) samples that this one need not keep. `there`: (n,) those of
-    them that are in their memory by now."""
+    """Samples in the memory of other jobs. `held`: (n,) those that are there, or will be as their epoch ends; this job
+    need not keep them. `there`: (n,) those of them that are there by now."""
 
     held: NDArray[np.bool_]
     there: NDArray[np.bool_]

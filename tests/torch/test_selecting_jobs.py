@@ -63,6 +63,12 @@ def arena_of(loader: ImportanceLoader) -> Any:
     return loader._selecting._arena
 
 
+def processes_of(loader: ImportanceLoader) -> list[int]:
+    """This one, and its workers."""
+    workers = loader._workers._iterator._workers if loader._batching.workers else []
+    return [os.getpid(), *(worker.pid for worker in workers)]
+
+
 def held_by(loader: ImportanceLoader) -> set[int]:
     """What it says that it holds."""
     return set(np.flatnonzero(arena_of(loader).worth & _HOLDS).tolist())
@@ -91,7 +97,7 @@ def test_jobs_deliver_the_same_and_read_less_together(tars: list[str], name: str
     for loader in jobs:
         report = loader.report()
         assert report.feed.hits + report.feed.source_reads + report.feed.direct_reads == report.feed.samples
-        assert report.caveats[0] == f"share {name!r}: 1 other jobs selected from these files"
+        assert report.caveats[0] == f"share {name!r}: 1 other job selected from these files"
         assert any("of the hits came from the memory of other jobs" in said for said in report.caveats)
         loader.close()
 
@@ -116,21 +122,71 @@ def test_of_two_that_hold_a_sample_one_goes_on(tars: list[str], name: str) -> No
     assert len(twice[-1]) < len(twice[0]) / 20, "what no other sample comes for may stay"
 
 
-def test_a_job_of_shorter_epochs_counts_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ArenaShape(4, 4, 64, worth=True)
-    arenas = [SampleArena(shape) for _ in range(2)]
-    jobs = [SelectingJobs(ShareName(name, "data", {}), arena) for arena in arenas]
+def test_a_job_of_shorter_epochs_counts_more(name: str) -> None:
+    shape, now = ArenaShape(4, 4, 64, worth=True), [5]
+    shares = [ShareName(name, "data", {}) for _ in range(2)]
+    jobs = [SelectingJobs(share, SampleArena(shape), lambda: now[0]) for share in shares]
     first, second = np.array([0.25, 0.5, 0.75, 1]), np.array([1, 0.75, 0.5, 0.25])
-    nothing, now = np.zeros(0, np.int64), iter([5, 5, 105, 1005])
-    monkeypatch.setattr("sentinel.data.selecting_jobs.time.monotonic_ns", lambda: next(now))
-    jobs[0].look(first, nothing)
-    worth, _ = jobs[1].look(second, nothing)
+    nothing = np.zeros(0, np.int64)
+    jobs[0].look(first, nothing, whole=False)
+    worth, _ = jobs[1].look(second, nothing, whole=False)
     assert worth == pytest.approx([159, 159, 159, 159], abs=2)  # nobody knows yet how long an epoch takes
-    jobs[0].look(first, nothing)  # after 100 ns
-    worth, _ = jobs[1].look(second, nothing)  # after 1000 ns
+    now[0] += 1000
+    worth, _ = jobs[1].look(second, nothing, whole=True)
+    now[0] += 10
+    jobs[0].look(first, nothing, whole=False)  # one that was left, or a part, is no epoch
+    worth, _ = jobs[1].look(second, nothing, whole=False)
+    assert worth == pytest.approx([159, 159, 159, 159], abs=2)
+    now[0] += 100
+    jobs[0].look(first, nothing, whole=True)
+    worth, _ = jobs[1].look(second, nothing, whole=False)
     assert worth == pytest.approx(127 * (second + 10 * first), abs=6)
-    for job in jobs:
-        job._share.close()
+    now[0] += 100_000  # the first one does nothing
+    worth, _ = jobs[1].look(second, nothing, whole=False)
+    assert worth == pytest.approx(127 * second, abs=3)
+    for share in shares:
+        share.close()
+
+
+def test_what_a_job_meant_to_keep_and_never_read_is_kept_by_others(tars: list[str], name: str) -> None:
+    left, goes_on = loader_of(tars, name), loader_of(tars, name)
+    batches = iter(left)
+    next(batches)
+    meant = held_by(left)
+    epoch_of(goes_on)
+    assert not held_by(goes_on) & meant
+    left.close()
+    for _ in range(4):
+        epoch_of(goes_on)
+    assert len(held_by(goes_on) & meant) > len(meant) / 2
+
+
+def test_epochs_that_are_left_jumped_to_and_resumed_deliver_the_same(tars: list[str], name: str) -> None:
+    def delivered(loader: ImportanceLoader, make: Any) -> list[list[int]]:
+        found = [epoch_of(loader)]
+        for number, batch in enumerate(loader):
+            loader.report_losses(loss_of(batch, 0))
+            if number == 2:
+                break
+        found.append(epoch_of(loader))
+        loader.set_epoch(7)
+        batches = iter(loader)
+        found.append(next(batches).tolist())
+        loader.report_losses(loss_of(np.array(found[-1]), 0))
+        state = loader.state_dict()
+        loader.close()
+        again = make()
+        again.load_state_dict(state)
+        found += [epoch_of(again), epoch_of(again)]
+        again.close()
+        return found
+
+    expected = delivered(loader_of(tars), lambda: loader_of(tars))
+    other = loader_of(tars, name, seed=1)
+    epoch_of(other, 1)
+    spawned = {"workers": 1, "multiprocessing_context": "spawn"}
+    assert delivered(loader_of(tars, name), lambda: loader_of(tars, name, **spawned)) == expected
+    other.close()
 
 
 def test_bytes_that_another_job_spoils_are_read_from_the_files(tars: list[str], name: str) -> None:
@@ -158,7 +214,7 @@ loader = sentinel.data.loader(tars, number_of, batch_size=32, memory="20%", shar
 for _ in range(2):
     for batch in loader:
         loader.report_losses(batch / 600)
-print("here", flush=True)
+print("here", loader._selecting._arena.inode, sep="\\n", flush=True)
 sys.stdin.readline()
 """
 
@@ -172,6 +228,7 @@ def test_another_job_may_be_killed(tars: list[str], name: str, workers: int) -> 
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "here\n"
+        theirs = other.stdout.readline().strip()
         loader = loader_of(tars, name, workers=workers)
         got = [epoch_of(loader)]
         batches = iter(loader)
@@ -183,6 +240,10 @@ def test_another_job_may_be_killed(tars: list[str], name: str, workers: int) -> 
                 other.kill()
                 other.wait(LONGEST_S)
         got += [epoch, epoch_of(loader), epoch_of(loader)]
+        memory = [line for pid in processes_of(loader) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        inodes = {line.split()[4] for line in memory if "/memfd:" in line}
+        assert str(arena_of(loader).inode) in inodes
+        assert theirs not in inodes, "the memory of a job that has ended is let go"
     assert got == expected
     said = loader.report().caveats
     assert f"share {name!r}: 0 other jobs selected from these files" in said
@@ -191,15 +252,15 @@ def test_another_job_may_be_killed(tars: list[str], name: str, workers: int) -> 
 
 
 def test_what_cannot_be_shared_is_refused(tars: list[str], name: str) -> None:
-    with pytest.raises(UsageError, match="needs samples that are read one by one, and one rank"):
+    with pytest.raises(UsageError, match="needs samples that are read one by one"):
         loader_of(tars, name, unit=16)
-    with pytest.raises(UsageError, match="needs samples that are read one by one, and one rank"):
+    with pytest.raises(UsageError, match="is for jobs of one rank, this one has 2"):
         loader_of(tars, name, rank=0, world=2)
     with pytest.raises(UsageError, match="needs files in exact order, or selected by loss"):
         sentinel.data.loader(tars, number_of, batch_size=32, memory="20%", order="windowed", share=name)
     first = loader_of(tars, name, unit="auto")  # reads samples one by one
     exact = sentinel.data.loader(tars, number_of, batch_size=32, memory="40%", unit=16, share=name)
     epoch_of(first)
-    said = f"share {name!r}: 0 other jobs selected from these files; process {os.getpid()} shares nothing"
+    said = f"share {name!r}: 0 other jobs selected from these files; nothing is shared with process {os.getpid()}"
     assert first.report().caveats[0].startswith(said)
     exact.close()
