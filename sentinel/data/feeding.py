@@ -258,7 +258,7 @@ class FileFeeding:
         if self._reader.counts.failed:
             said = f"{self._reader.counts.failed} reads failed each time they were tried"
             found.append(f"{said} (the last: {self._reader.last_failure}): their samples were read one by one")
-        if int(self._layout.chunk_samples.max()) == 1:
+        if self.samples.layout is not None and int(self.samples.layout.chunk_samples.max()) == 1:
             found.append("each chunk is one sample: reading ahead saves no reads; pack small files into tar shards")
         return [*found, *self._others()]
 

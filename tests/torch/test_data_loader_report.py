@@ -220,3 +220,18 @@ def test_what_is_in_the_page_cache(tars: list[str]) -> None:
         assert not in_page_cache(file.fileno(), 0, nbytes + 1)
     assert all_cached(data) == told
     assert not all_cached(replace(data, layout=replace(data.layout, encoded=True)))
+
+
+def test_files_of_one_sample_are_to_be_packed_and_shards_read_one_by_one_are_not(
+    tars: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    for number in range(40):
+        (tmp_path / "files" / f"{number}.bin").write_bytes(bytes(900))
+    told = {}
+    for source in (str(tmp_path / "files"), tars):
+        loader = sentinel.data.loader(source, lambda _: 0, batch_size=8, memory="1MiB", unit=1)
+        assert len(next(iter(loader))) == 8
+        told[str(source)] = loader.report().caveats
+        loader.close()
+    assert [any("pack small files" in said for said in caveats) for caveats in told.values()] == [True, False]

@@ -99,6 +99,7 @@ def test_jobs_deliver_the_same_and_read_less_together(tars: list[str], name: str
         assert report.feed.hits + report.feed.source_reads + report.feed.direct_reads == report.feed.samples
         assert report.caveats[0] == f"share {name!r}: 1 other job selected from these files"
         assert any("of the hits came from the memory of other jobs" in said for said in report.caveats)
+        assert not any("pack small files" in said for said in report.caveats)  # these are shards
         loader.close()
 
 
