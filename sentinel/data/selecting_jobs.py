@@ -89,11 +89,8 @@ class SelectingJobs:
     @property
     def said(self) -> str:
         """A sentence for the report."""
-        apart = ""
-        for job in self._share.others():
-            if unlike := [name for name, mine in self._share.reads.items() if job.reads.get(name) != mine]:
-                apart = f"; nothing is shared with process {job.pid}, which has another {', '.join(unlike)}"
-        return f"share {self._share.name!r}: {counted(self._n_others, 'other job')} selected from these files{apart}"
+        others = counted(self._n_others, "other job")
+        return f"share {self._share.name!r}: {others} selected from these files{self._share.unlike}"
 
 
 class FromSelectingJobs(FromArena):

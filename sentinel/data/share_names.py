@@ -94,6 +94,14 @@ class ShareName:
         """Whether what `job` reads is what this one needs: the same files, and the same plan."""
         return job.data == self._data and job.reads == self.reads
 
+    @property
+    def unlike(self) -> str:
+        """A clause for the report on a job that reads something else; empty if there is none."""
+        for job in self.others():
+            if names := [name for name, mine in self.reads.items() if job.reads.get(name) != mine]:
+                return f"; process {job.pid} reads for itself, with another {', '.join(names)}"
+        return ""
+
     def others(self) -> list[Job]:
         """The other jobs that are running."""
         return [job for job in _jobs(self._file) if job.slot != self.slot]

@@ -248,11 +248,7 @@ class SharedFeeding(FileFeeding):
             said += (
                 f", {self._parted} of them not to their end: jobs at different places of an epoch read for themselves"
             )
-        for job in self._share.others():
-            unlike = [name for name, mine in self._share.reads.items() if job.reads.get(name) != mine]
-            if unlike:
-                return f"{said}; process {job.pid} reads for itself, with another {', '.join(unlike)}"
-        return said
+        return said + self._share.unlike
 
 
 def _looks(arena: SampleArena, epoch: int) -> bool:

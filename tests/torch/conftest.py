@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -69,6 +70,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tars(tmp_path: Path, own_cache: None) -> list[str]:
     """Shards of 600 samples."""
     return shards(tmp_path, [200, 150, 250])
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Iterator[str]:
+    """For jobs that share."""
+    from sentinel.data.share_names import path_of
+
+    found = f"test-{os.getpid()}-{abs(hash(str(tmp_path)))}"
+    yield found
+    gc.collect()
+    assert not os.path.exists(path_of(found)), "the last job takes the name away"
 
 
 @pytest.fixture(scope="session")

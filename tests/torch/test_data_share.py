@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -54,14 +53,6 @@ def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for where in ("staged_samples.PATIENCE_S", "chunk_reader.APART_S", "shared_feeding.APART_S"):
         monkeypatch.setattr(f"sentinel.data.{where}", 600.0)  # however busy the host is
-
-
-@pytest.fixture
-def name(tmp_path: Path) -> Iterator[str]:
-    found = f"test-{os.getpid()}-{abs(hash(str(tmp_path)))}"
-    yield found
-    gc.collect()
-    assert not os.path.exists(path_of(found)), "the last job takes the name away"
 
 
 def loader_of(tars: Any, name: str | None, **options: Any) -> Loader:
