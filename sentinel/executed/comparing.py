@@ -57,9 +57,10 @@ def rows(job: ComparedJob, names: Sequence[str], telling: Telling) -> Iterator[t
 
 
 def _room(ours: Told, stock: Told) -> tuple[int, int]:
-    """What all-fast stock took of the node beyond its tensors is what a limited placement gets beside the budget."""
-    taken = stock["free_before_bytes"] - stock["least_free_bytes"]
-    return int(ours["ours"]["budget_bytes"]), max(taken - max(stock["tensor_bytes"]), 0)
+    """What all-fast stock took of the node beyond its tensors is what a limited placement gets beside the budget. Its
+    tensors: those that were counted there, and no less than the footprint, of which a step may use a part."""
+    taken, tensors = stock["free_before_bytes"] - stock["least_free_bytes"], max(stock["tensor_bytes"])
+    return int(ours["ours"]["budget_bytes"]), max(taken - max(tensors, ours["ours"]["footprint_bytes"]), 0)
 
 
 def _row(
