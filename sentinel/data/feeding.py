@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from sentinel.core.errors import SentinelError, UsageError
+from sentinel.core.rules import holding
 from sentinel.core.units import PAGE_BYTES
 from sentinel.data.chunk_reader import IN_FLIGHT, ChunkReader
 from sentinel.data.data_index import DataFiles
@@ -42,6 +43,8 @@ _ASKED_PAGES = 1 << 16
 _NO_ROOM = Room(1, 1)
 """Where nothing is staged."""
 NOTHING_STAGED = "a Dataset reads by itself: nothing is staged, and memory= is not used"
+SINGLE_SAMPLES = "each chunk is one sample: reading ahead saves no reads; pack small files into tar shards"
+"""Of a data set that `has_single_samples`."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,17 @@ class FedSamples:
         return len(self.nbytes)
 
 
-class Feeding(Protocol):
-    """Brings samples. `begin`, then workers are made, then `start`; `pause` before workers are made again."""
+class Feeding:
+    """Brings samples. `begin`, then workers are made, then `start`; `pause` before workers are made again.
 
-    @property
-    def samples(self) -> FedSamples:
-        """What it brings."""
+    As it is here nothing is read but by who needs it: there is nothing to start, to end or to tell of."""
+
+    samples: FedSamples
+    """What it brings."""
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Plan an epoch and be ready to carry it out."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Bring samples."""
@@ -111,19 +116,29 @@ class Feeding(Protocol):
 
     def counts(self) -> Feed:
         """What was read since the loader was made, and the most memory in use."""
+        return Feed(kind="executed")
 
     def last_reads(self) -> NDArray[np.void]:
         """(rows,) of READ, the last reads of the source by threads of this process."""
+        return NO_READS
 
     def predicted(self) -> Feed | None:
         """What the plan of the epoch that was begun last says; None without a plan."""
+        return None
 
     def node_pages(self) -> dict[int, int]:
         """NUMA node -> pages of the memory for samples that the kernel says are there; -1: those not touched yet.
         Empty where it does not tell."""
+        return {}
 
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
+        raise NotImplementedError
+
+
+def has_single_samples(layout: Layout) -> bool:
+    """Whether no chunk has two samples."""
+    return int(layout.chunk_samples.max()) == 1
 
 
 def permutation(n: int, order: Order, epoch: int) -> NDArray[np.int64]:
@@ -133,7 +148,7 @@ def permutation(n: int, order: Order, epoch: int) -> NDArray[np.int64]:
     return found
 
 
-class FileFeeding:
+class FileFeeding(Feeding):
     """Samples of files, staged in an arena by a reader."""
 
     def __init__(
@@ -185,9 +200,6 @@ class FileFeeding:
         first[staging.read_due[staging.read_due < staging.n_positions]] = True
         return EpochOrder(staging.order, first, staging.stay_at == DIRECT)
 
-    def tend(self, delivered: int, ahead: int) -> None:
-        """Nothing is to be done: what was planned is read."""
-
     def _planned(self, order: Order, epoch: int, begun: Begun | None, before: Staging | None) -> Staging:
         """The staging of an epoch; `before`: that of the epoch before, whose kept samples are in the arena still."""
         n, ahead = self._layout.n_samples, epochs_ahead(self._layout, order, self.samples.room)
@@ -218,16 +230,8 @@ class FileFeeding:
 
     def counts(self) -> Feed:
         """What was read since the loader was made, and the most memory in use."""
-        done = self._reader.counts
-        return Feed(
-            kind="executed",
-            n_chunks=self._layout.n_chunks,
-            source_reads=done.reads,
-            source_ranges=done.ranges,
-            source_bytes=done.read_bytes,
-            peak_bytes=self._reader.peak_pages * self._arena.shape.page_bytes,
-            read_ns=done.read_ns,
-        )
+        peak_bytes = self._reader.peak_pages * self._arena.shape.page_bytes
+        return self._reader.counts.feed(self._layout.n_chunks, peak_bytes)
 
     def last_reads(self) -> NDArray[np.void]:
         """(rows,) of READ, the last reads of the source."""
@@ -252,15 +256,15 @@ class FileFeeding:
 
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
-        found = list(self._why)
-        if self._reader.error is not None:
-            found.append(f"the reader ended ({self._reader.error}): samples are read one by one")
-        if self._reader.counts.failed:
-            said = f"{self._reader.counts.failed} reads failed each time they were tried"
-            found.append(f"{said} (the last: {self._reader.last_failure}): their samples were read one by one")
-        if self.samples.layout is not None and int(self.samples.layout.chunk_samples.max()) == 1:
-            found.append("each chunk is one sample: reading ahead saves no reads; pack small files into tar shards")
-        return [*found, *self._others()]
+        error, failed, last = self._reader.error, self._reader.counts.failed, self._reader.last_failure
+        tried = f"{failed} reads failed each time they were tried"
+        layout = self.samples.layout
+        found = holding(
+            (error is not None, f"the reader ended ({error}): samples are read one by one"),
+            (failed, f"{tried} (the last: {last}): their samples were read one by one"),
+            (layout is not None and has_single_samples(layout), SINGLE_SAMPLES),
+        )
+        return [*self._why, *found, *self._others()]
 
     def _others(self) -> list[str]:
         """Orders that would read less than the one that was begun last."""
@@ -269,7 +273,7 @@ class FileFeeding:
         return self._read_less or []
 
 
-class UnstagedFeeding:
+class UnstagedFeeding(Feeding):
     """Samples in the same order, each read by the worker that needs it."""
 
     def __init__(self, samples: FedSamples, caveat: str) -> None:
@@ -287,30 +291,6 @@ class UnstagedFeeding:
         """Torch's order."""
         samples = order.of_rank(permutation(self.samples.n, order, epoch), 0 if begun is None else begun.delivered)
         return EpochOrder(samples, np.zeros(len(samples), np.bool_), np.ones(len(samples), np.bool_))
-
-    def start(self) -> None:
-        """Nothing is to be done, here and below."""
-
-    pause = give_up = finish = start
-
-    def tend(self, delivered: int, ahead: int) -> None:
-        """As `start`."""
-
-    def counts(self) -> Feed:
-        """Nothing is read but by workers."""
-        return Feed(kind="executed")
-
-    def last_reads(self) -> NDArray[np.void]:
-        """Nor here."""
-        return NO_READS
-
-    def predicted(self) -> Feed | None:
-        """There is no plan."""
-        return None
-
-    def node_pages(self) -> dict[int, int]:
-        """There is no memory for samples."""
-        return {}
 
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import holding
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.data.data_index import DataFiles
-from sentinel.data.feeding import EpochOrder, FedSamples, permutation
+from sentinel.data.feeding import SINGLE_SAMPLES, EpochOrder, FedSamples, Feeding, has_single_samples, permutation
 from sentinel.data.peer_exchange import ChunkProvider, Progress, job_of, note_of, unlike
 from sentinel.data.peer_samples import FromPeers
 from sentinel.data.peers import Peer, RankHash, late_counts, rows
@@ -28,7 +29,7 @@ _LEAD, _MOST_LEAD = 16, 4096
 most: twice as long as without peers, for samples go to a server and from there."""
 
 
-class PeerFeeding:
+class PeerFeeding(Feeding):
     """Samples that all ranks keep together: each rank reads the chunks that are its own, and has samples in its own
     memory only on their way."""
 
@@ -149,49 +150,26 @@ class PeerFeeding:
 
     def counts(self) -> Feed:
         """What this rank has read since the loader was made. Samples have no memory here."""
-        done = self._provider.log.counts
-        return Feed(
-            kind="executed",
-            n_chunks=self._layout.n_chunks,
-            source_reads=done.reads,
-            source_ranges=done.ranges,
-            source_bytes=done.read_bytes,
-            read_ns=done.read_ns,
-        )
+        return self._provider.log.counts.feed(self._layout.n_chunks)
 
     def last_reads(self) -> NDArray[np.void]:
         """(rows,) of READ, the last ones of this rank."""
         return self._provider.log.last
 
-    def predicted(self) -> Feed | None:
-        """What a rank reads is not what it delivers: there is a plan of all ranks only."""
-        return None
-
-    def node_pages(self) -> dict[int, int]:
-        """Servers have the memory."""
-        return {}
-
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
-        found, provider = [], self._provider
-        if int(self._layout.chunk_samples.max()) == 1:
-            found.append("each chunk is one sample: reading ahead saves no reads; pack small files into tar shards")
-        if provider.failed:
-            found.append(f"{provider.failed} chunks were not provided to other ranks (the last: {provider.failure})")
+        provider, late = self._provider, int(self._late.sum())
+        not_provided = f"{provider.failed} chunks were not provided to other ranks (the last: {provider.failure})"
+        full = "start it with more memory; what a job that was killed has left there goes after an hour"
+        found = holding((has_single_samples(self._layout), SINGLE_SAMPLES), (provider.failed, not_provided))
         for peer in dict.fromkeys(rank.peer for rank in self._ranks):
-            if peer.silences:
-                found.append(
-                    f"the peer {peer.address} did not answer {peer.silences} times, and was skipped for a while"
-                )
-            if peer.refusals:
-                said = f"the peer {peer.address} refused {peer.refusals} times"
-                remedy = "start it with more memory; what a job that was killed has left there goes after an hour"
-                found.append(f"{said}: where it is full, {remedy}")
+            silences, refusals, named = peer.silences, peer.refusals, f"the peer {peer.address}"
+            found += holding(
+                (silences, f"{named} did not answer {silences} times, and was skipped for a while"),
+                (refusals, f"{named} refused {refusals} times: where it is full, {full}"),
+            )
         found += [self._of_unlike(rank) for rank in sorted(self._unlike)]
-        late = int(self._late.sum())
-        if late:
-            found.append(f"samples of other ranks came too late {late} times, and were read alone")
-        return found
+        return found + holding((late, f"samples of other ranks came too late {late} times, and were read alone"))
 
 
 def rooms_within(memory_bytes: int, layout: Layout, world: int) -> tuple[ArenaShape, Room]:

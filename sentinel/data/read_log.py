@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.data.last_rows import LastRows
+from sentinel.samples import Feed
 
 READ = ("start_ns", "stop_ns", "chunk", "nbytes", "number")
 """Columns of a read: when it began and ended by CLOCK_MONOTONIC, bytes read of its chunk, -1 where it failed; `number`:
@@ -28,6 +29,18 @@ class ReadCounts(NamedTuple):
     read_bytes: int = 0
     failed: int = 0
     read_ns: int = 0
+
+    def feed(self, n_chunks: int, peak_bytes: int = 0) -> Feed:
+        """These as counts of what was done, of a layout of so many chunks."""
+        return Feed(
+            kind="executed",
+            n_chunks=n_chunks,
+            source_reads=self.reads,
+            source_ranges=self.ranges,
+            source_bytes=self.read_bytes,
+            peak_bytes=peak_bytes,
+            read_ns=self.read_ns,
+        )
 
 
 class Got:
