@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sentinel.core.units import counted
 from sentinel.data.feed_facts import FeedFacts
-from sentinel.reports import forms
-from sentinel.reports.section import Frames, Heading, Section, tables_of
-from sentinel.reports.text import text_of
+from sentinel.data.feed_sections import FEED_SECTIONS
+from sentinel.data.feed_timeline import timeline
+from sentinel.reports.forms import Written
+from sentinel.reports.html.page import in_notebook
+from sentinel.reports.section import Heading
 from sentinel.samples import Feed
 
-if TYPE_CHECKING:
-    import pandas as pd
 
+class FeedReport(FeedFacts, Written):
+    """Shows counts of a loader; `report()` makes it. Its tables are requests, counts, direct_reads, mixing and nodes;
+    its timeline is of the last epoch."""
 
-class FeedReport(FeedFacts):
-    """Shows counts of a loader; `report()` makes it."""
+    sections = FEED_SECTIONS
+    """Its parts, in the order in which they are read."""
 
     @property
     def feed(self) -> Feed:
@@ -67,22 +67,6 @@ class FeedReport(FeedFacts):
         """What its sections are drawn from: itself."""
         return self
 
-    @property
-    def sections(self) -> tuple[Section[FeedFacts], ...]:
-        """Its parts, in the order in which they are read."""
-        from sentinel.data.feed_sections import FEED_SECTIONS
-
-        return FEED_SECTIONS
-
-    @cached_property
-    def tables(self) -> Frames:
-        """The tables by name."""
-        return tables_of(self.sections, self)
-
-    def frames(self) -> dict[str, pd.DataFrame]:
-        """Tables by name: requests, counts, direct_reads, mixing, nodes."""
-        return dict(self.tables)
-
     def values(self) -> dict[str, Any]:
         """What the JSON form has beside the tables."""
         return {
@@ -95,26 +79,10 @@ class FeedReport(FeedFacts):
     def timeline(self) -> dict[str, Any]:
         """Reads, batches, waits and direct reads of the last epoch, in the Trace Event Format. Raises ReportError where
         their sums are not those of the report."""
-        from sentinel.data.feed_timeline import timeline
-
         return timeline(self)
-
-    def text(self) -> str:
-        """The report for a terminal."""
-        return text_of(self)
-
-    def write(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Write the report in the form that the suffix names: `.txt`, `.html`, `.json`, `.csv`, or `.trace` for a
-        timeline of the last epoch; returns the paths.
-
-        Raises UsageError for another suffix, FormatError if the file cannot be written.
-        """
-        return forms.write(self, path)
 
     def _repr_html_(self) -> str:
         """The page, for notebooks."""
-        from sentinel.reports.html.page import in_notebook
-
         return in_notebook(self, 40)
 
     def __repr__(self) -> str:

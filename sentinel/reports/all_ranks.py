@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ from sentinel.reports.caveats import busy
 from sentinel.reports.html.tables import Column, of_share, pairs, plain, table
 from sentinel.reports.outside_plan import compared
 from sentinel.reports.rank_rows import RankRow, absent
-from sentinel.reports.section import Document, Frames, Heading, Section, TextTable, tables_of
+from sentinel.reports.section import Document, Heading, Section, TextTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +39,7 @@ _TIMES: tuple[tuple[str, str], ...] = (
 _STEP = "step_ns_applied"
 
 
-class AllRanks:
+class AllRanks(forms.Written):
     """See Document. `rows`: of the ranks that left something; the others are named. Sums are over those alone. `size`:
     how many ranks there are at least. Raises UsageError for two rows of one rank."""
 
@@ -112,27 +110,9 @@ class AllRanks:
         """Its parts."""
         return SECTIONS
 
-    @cached_property
-    def tables(self) -> Frames:
-        """The tables of its sections."""
-        return tables_of(SECTIONS, self.facts)
-
     def values(self) -> dict[str, Any]:
         """See Document."""
         return {"headline": self.headline, "caveats": self.caveats}
-
-    def timeline(self) -> None:
-        """See Document: each rank has its own."""
-
-    def text(self) -> str:
-        """The report for a terminal."""
-        from sentinel.reports.text import text_of
-
-        return text_of(self)
-
-    def write(self, path: str | os.PathLike[str]) -> list[Path]:
-        """See `Report.write`."""
-        return forms.write(self, path)
 
 
 def _in_words(kind: str | None) -> str:

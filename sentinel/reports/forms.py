@@ -7,13 +7,14 @@ import io
 import json
 import os
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.errors import UsageError
 from sentinel.files.disk import remove, write_whole
 from sentinel.reports.html.page import page
-from sentinel.reports.section import Document
+from sentinel.reports.section import Document, Frames, tables_of
 from sentinel.reports.text import text_of
 
 if TYPE_CHECKING:
@@ -78,6 +79,38 @@ def write(document: Document[Any], path: str | os.PathLike[str]) -> list[Path]:
     Raises UsageError for another suffix, FormatError if the file cannot be written.
     """
     return form_of(path)(document, Path(path))
+
+
+class Written:
+    """What reports have alike: the tables of their sections, and a method for each way to get at them."""
+
+    @cached_property
+    def tables(self: Document[Any]) -> Frames:
+        """The tables of its sections by name."""
+        return tables_of(self.sections, self.facts)
+
+    def frames(self: Document[Any]) -> Frames:
+        """Tables by name. Columns are nullable: <NA> is unknown. `tensor` is the unique name. A table of which nothing
+        is known is absent."""
+        return dict(self.tables)
+
+    def timeline(self) -> dict[str, Any] | None:
+        """See Document: it has none."""
+        return None
+
+    def text(self: Document[Any]) -> str:
+        """The report for a terminal."""
+        return text_of(self)
+
+    def write(self: Document[Any], path: str | os.PathLike[str]) -> list[Path]:
+        """Write the report in the form that the suffix names; returns the paths written.
+
+        `.txt` the text; `.html` one page that needs nothing else; `.json` headline, caveats and all tables;
+        `.csv` one file a table, `NAME-tensors.csv` and so on beside `NAME.csv`, which holds the headline;
+        `.trace` a timeline for ui.perfetto.dev. Raises UsageError for another suffix, and where there is no timeline;
+        FormatError if the file cannot be written.
+        """
+        return write(self, path)
 
 
 def form_of(path: str | os.PathLike[str]) -> Callable[[Document[Any], Path], list[Path]]:

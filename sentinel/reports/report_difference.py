@@ -12,11 +12,12 @@ import pandas as pd
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.alike import alike
 from sentinel.reports.caveats import busy
+from sentinel.reports.forms import Written
 from sentinel.reports.headline import number
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import MAX_ROWS, Column, Show, of_share, pairs, plain, table
 from sentinel.reports.saved_report import SavedReport
-from sentinel.reports.section import NO_TEXT, Document, Frames, Heading, Section, TextTable, tables_of
+from sentinel.reports.section import NO_TEXT, Document, Heading, Section, TextTable
 
 TOP = 15
 """Groups of like tensors in the text."""
@@ -200,10 +201,11 @@ TENSORS_CHANGED = Section[Difference](
 
 
 @dataclass(frozen=True)
-class DifferenceReport:
+class DifferenceReport(Written):
     """The comparison as a document in every form."""
 
     facts: Difference
+    sections = (FIGURES, TENSORS_CHANGED)
 
     @property
     def heading(self) -> Heading:
@@ -228,22 +230,8 @@ class DifferenceReport:
                 told.append(f"{each.name} does not say what its tensors lose; draw it again with a plan.")
         return told
 
-    @property
-    def sections(self) -> tuple[Section[Difference], ...]:
-        """Its parts."""
-        return FIGURES, TENSORS_CHANGED
-
-    @cached_property
-    def tables(self) -> Frames:
-        """Its tables by name."""
-        return tables_of(self.sections, self.facts)
-
     def values(self) -> dict[str, Any]:
         """What the JSON form has beside the tables."""
         a, b = self.facts.before, self.facts.after
         figures = {name: [a.headline.get(name), b.headline.get(name)] for _, name, _ in _FIGURES}
         return {"reports": [a.name, b.name], "answer": self.facts.answer(), "caveats": self.caveats, "figures": figures}
-
-    def timeline(self) -> dict[str, Any] | None:
-        """None: it has no time."""
-        return None

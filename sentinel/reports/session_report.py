@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
@@ -22,15 +22,12 @@ from sentinel.reports.reconcile import reconcile, tables_agree
 from sentinel.reports.section import Frames, Heading, Section, tables_of
 from sentinel.reports.setup import Setup
 from sentinel.reports.summary import summary
-from sentinel.reports.text import text_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
-class Report(Facts):
-    """Drawn from the nouns by `build_report`; shows, and computes no physics. Its parts are SECTIONS.
+class Report(Facts, forms.Written):
+    """Drawn from the nouns by `build_report`; shows, and computes no physics. Its parts are SECTIONS. Its tables are
+    tensors, accesses, migrations, layers, footprint, occupancy, blocks, steps and more.
 
     `profile`, `plan`, `machine`, `executed`, `simulated` are what it was drawn from, None where missing. `timelines`:
     names of the timelines that were written of it, which the page names.
@@ -84,7 +81,7 @@ class Report(Facts):
     @cached_property
     def tables(self) -> Frames:
         """The tables by name, checked against each other. Raises ReportError if they disagree."""
-        found = tables_of(self.sections, self.facts)
+        found = tables_of(self.sections, self)
         tables_agree(found, self.run)
         return found
 
@@ -108,17 +105,6 @@ class Report(Facts):
         """Layers and migrations in the Trace Event Format."""
         return perfetto.timeline(self)
 
-    def frames(self) -> dict[str, pd.DataFrame]:
-        """Tables by name: tensors, accesses, migrations, layers, footprint, occupancy, blocks, steps and more.
-
-        Columns are nullable: <NA> is unknown. `tensor` is the unique name. A table whose noun is missing is absent.
-        """
-        return dict(self.tables)
-
-    def text(self) -> str:
-        """The report for a terminal."""
-        return text_of(self)
-
     def write(self, path: str | os.PathLike[str]) -> list[Path]:
         """Write the report in the form that the suffix names; returns the paths written.
 
@@ -127,7 +113,7 @@ class Report(Facts):
         `.trace` a timeline for ui.perfetto.dev, which pages that are written later name. Raises
         UsageError for another suffix, FormatError if the file cannot be written.
         """
-        written = forms.write(self, path)
+        written = super().write(path)
         self.timelines.extend(made.name for made in written if made.suffix.lower() == ".trace")
         return written
 
