@@ -22,6 +22,7 @@ from typing import Any, cast
 from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import require
 from sentinel.data.batching import Batching
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import FILES, Paths, RecordFiles, index, open_data, parquet, records, safetensors
@@ -100,35 +101,64 @@ def loader(
     disk = disk_named(where)
     peers, password_file = options.pop("peers", ()), options.pop("peers_password_file", None)
     given, (ranks, own) = rank is not None, world_and_rank(rank, world)
-    if share is not None:
+    shares, reads_files = share is not None, isinstance(source, FILES)
+    if shares:
         path_of(share)
-        if not (order == "exact" or isinstance(order, Importance)) or not isinstance(source, FILES):
-            raise UsageError(
-                f"share={share!r} needs files in exact order, or selected by loss",
-                'give order="exact" or Importance(), or leave share= out',
-            )
     importance = order if isinstance(order, Importance) else None
-    if importance is not None and not isinstance(source, FILES):
-        raise UsageError(f"order={importance!r} needs files, a Dataset reads by itself", 'give files, or order="exact"')
-    _check_peers(peers, source, order)
-    if peers and share is not None:
-        raise UsageError(f"peers= and share={share!r} are two ways to read once", "give one of them")
-    if peers and where != AUTO:
-        raise UsageError(f"peers= with where={where!r}: samples lie in the servers' memory", "leave where= out")
-    if share is not None and disk is not None:
-        raise UsageError(f"share={share!r} with where={where!r}: a file is for one job", "give one of them")
+    why_no_peers = (
+        "windowed reads each chunk once by itself" if order == "windowed" else f"order={order!r} has no such plan"
+    )
+    require(
+        (
+            shares and not (reads_files and (order == "exact" or importance is not None)),
+            f"share={share!r} needs files in exact order, or selected by loss",
+            'give order="exact" or Importance(), or leave share= out',
+        ),
+        (
+            importance is not None and not reads_files,
+            f"order={importance!r} needs files, a Dataset reads by itself",
+            'give files, or order="exact"',
+        ),
+        (
+            peers and order != "exact",
+            f"peers= is for exact order: {why_no_peers}",
+            'give order="exact", or no peers',
+        ),
+        (peers and not reads_files, "peers= needs files, a Dataset reads by itself", "give files, or no peers"),
+        (peers and shares, f"peers= and share={share!r} are two ways to read once", "give one of them"),
+        (
+            peers and where != AUTO,
+            f"peers= with where={where!r}: samples lie in the servers' memory",
+            "leave where= out",
+        ),
+        (
+            shares and disk is not None,
+            f"share={share!r} with where={where!r}: a file is for one job",
+            "give one of them",
+        ),
+        (
+            isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 62,
+            f"seed={seed!r} is no seed",
+            "give a number of at least 0",
+        ),
+    )
     order = "exact" if isinstance(order, Importance) else order
-    asked = Order(order, _seed(seed), ranks, own, bool(options.get("drop_last", False)))
+    asked = Order(order, seed, ranks, own, bool(options.get("drop_last", False)))
     batching = Batching(batch_size, workers, transform, **options)
-    feeding: Feeding
-    if isinstance(source, IterableDataset) or not _indexable(source):
-        raise UsageError(
+    require(
+        (
+            isinstance(source, IterableDataset) or not _indexable(source),
             f"a {type(source).__name__} cannot be indexed: it has no length, or no item i",
             "give a list of files, or a Dataset with __len__ and __getitem__",
-        )
+        ),
+        (
+            order != "exact" and not reads_files,
+            f"order={order!r} needs chunks, a Dataset has none",
+            'give files, or order="exact"',
+        ),
+    )
+    feeding: Feeding
     if not isinstance(source, FILES):
-        if order != "exact":
-            raise UsageError(f"order={order!r} needs chunks, a Dataset has none", 'give files, or order="exact"')
         feeding, unit = DatasetFeeding(cast("Dataset[Any]", source)), 0
     else:
         data = open_data(source, index_path)
@@ -148,19 +178,6 @@ def loader(
     return Loader(feeding, asked, batching, unit, given)
 
 
-def _check_peers(peers: object, source: object, order: object) -> None:
-    """Raises UsageError where they would be of no use."""
-    if not peers:
-        return
-    if order != "exact":
-        said = (
-            "windowed reads each chunk once by itself" if order == "windowed" else f"order={order!r} has no such plan"
-        )
-        raise UsageError(f"peers= is for exact order: {said}", 'give order="exact", or no peers')
-    if not isinstance(source, FILES):
-        raise UsageError("peers= needs files, a Dataset reads by itself", "give files, or no peers")
-
-
 def _indexable(source: object) -> bool:
     return isinstance(source, RecordFiles | str | os.PathLike) or (
         hasattr(source, "__len__") and hasattr(source, "__getitem__")
@@ -173,12 +190,6 @@ def _check_options(options: dict[str, Any]) -> None:
             near = difflib.get_close_matches(name, (*_OPTIONS, *_NAMED), 1)
             said = f"did you mean {near[0]}?" if near else f"the options are {', '.join(_OPTIONS)}"
             raise UsageError(f"there is no option {name!r}", said)
-
-
-def _seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 62:
-        raise UsageError(f"seed={seed!r} is no seed", "give a number of at least 0")
-    return seed
 
 
 __all__ = [

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import holding, require
 from sentinel.data.batching import Batching
 from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import EpochOrder, FileFeeding, permutation
@@ -134,14 +135,10 @@ class ImportanceFeeding(FileFeeding):
 
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
-        found = super().caveats()
-        if self._jobs is not None:
-            found.insert(0, self._jobs.said)
-        if np.isnan(self.losses[1]).all():
-            found.insert(0, NO_LOSSES)
-        if self.importance.substitute:
-            found.insert(0, f"{self.substituted} samples were delivered in place of those that were drawn")
-        return found
+        of_jobs = "" if self._jobs is None else self._jobs.said
+        substituted = f"{self.substituted} samples were delivered in place of those that were drawn"
+        told = (self.importance.substitute, substituted), (np.isnan(self.losses[1]).all(), NO_LOSSES)
+        return holding(*told, (of_jobs, of_jobs)) + super().caveats()
 
 
 class ImportanceLoader(Loader):
@@ -212,11 +209,11 @@ class ImportanceLoader(Loader):
         mine = asdict(self._selecting.importance)
         told: NDArray[np.float16] | None = None
         if isinstance(state, dict):
-            if state.get("order") != KIND:
-                raise UsageError(f"the state is of order={state.get('order')!r}", "make a loader of this order")
-            if state.get(KIND) != mine:
-                raise UsageError(f"the state is of {state.get(KIND)}, the loader has {mine}", "give both the same")
-            losses = state.get("losses")
+            order, theirs, losses = state.get("order"), state.get(KIND), state.get("losses")
+            require(
+                (order != KIND, f"the state is of order={order!r}", "make a loader of this order"),
+                (theirs != mine, f"the state is of {theirs}, the loader has {mine}", "give both the same"),
+            )
             if not isinstance(losses, torch.Tensor) or losses.shape != self._selecting.losses.shape:
                 raise UsageError("the losses of the state are damaged", "give what state_dict() returned")
             told = losses.detach().cpu().to(torch.float16).numpy()
@@ -244,16 +241,18 @@ def selecting(
         layout = layout.cut(unit)
     lead, name = lead_for(data.layout, shape), None
     if share is not None:
-        if order.world > 1:
-            raise UsageError(
+        require(
+            (
+                order.world > 1,
                 f"share={share!r} with Importance is for jobs of one rank, this one has {order.world}",
                 "leave share= out",
-            )
-        if layout.n_chunks < layout.n_samples:
-            raise UsageError(
+            ),
+            (
+                layout.n_chunks < layout.n_samples,
                 f"share={share!r} with Importance needs samples that are read one by one",
                 "give unit=1 and files that are not decoded in chunks, or leave share= out",
-            )
+            ),
+        )
         reads = {"order": KIND, "memory": [shape.n_pages, shape.page_bytes, lead], "version": SHARE_VERSION}
         name = ShareName(share, identity_of(data), reads)
     feeding = ImportanceFeeding(data, layout, shape, lead, importance, place, name)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.interrupts import is_interrupt
 from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
+from sentinel.core.rules import holding
 from sentinel.data.batching import Batching, pinned, requests_of
 from sentinel.data.delivery_counts import DeliveryCounts, EpochCounts
 from sentinel.data.feed_report import FeedReport
@@ -392,12 +393,9 @@ class Loader(IterableDataset[Any]):
 
 def _said(served: Served) -> list[str]:
     """What a reader of the report should know of direct reads."""
-    said = []
-    if served.of_jobs:
-        said.append(f"{served.of_jobs} of the hits came from the memory of other jobs")
-    if served.late:
-        said.append(f"{served.late} samples were not in memory in time, and were read alone")
-    if served.damaged:
-        what = f"{served.damaged} samples in memory were not as the reader wrote them, and were read alone"
-        said.append(f"{what}: another process wrote there, or the memory is faulty")
-    return said
+    damaged = f"{served.damaged} samples in memory were not as the reader wrote them, and were read alone"
+    return holding(
+        (served.of_jobs, f"{served.of_jobs} of the hits came from the memory of other jobs"),
+        (served.late, f"{served.late} samples were not in memory in time, and were read alone"),
+        (served.damaged, f"{damaged}: another process wrote there, or the memory is faulty"),
+    )

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import require
 from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection
 from sentinel.system.peer_server import PORT, password_in
 from sentinel.system.progress import say
@@ -232,13 +233,14 @@ def peers_named(peers: Sequence[str], world: int, password_file: str | None = No
     and what Peer raises."""
     if isinstance(peers, str) or not all(isinstance(peer, str) for peer in peers):
         raise UsageError(f"peers={peers!r} are not addresses", 'give peers=("host:port", ...)')
-    if len(set(peers)) != len(peers):
-        raise UsageError(f"peers={tuple(peers)!r} names one server twice", "name each once")
-    if world % len(peers):
-        raise UsageError(
+    require(
+        (len(set(peers)) != len(peers), f"peers={tuple(peers)!r} names one server twice", "name each once"),
+        (
+            world % len(peers),
             f"{len(peers)} peers cannot be divided among {world} ranks",
             "name one server a machine, in the order of its ranks, with as many ranks on each machine",
-        )
+        ),
+    )
     password = None if password_file is None else password_in(password_file)
     found = [Peer(peer, password, row) for peer, row in zip(peers, rows(len(peers)), strict=True)]
     for peer in found:

@@ -22,6 +22,7 @@ import numpy as np
 
 import sentinel.data
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.rules import require
 from sentinel.core.units import format_bytes, parse_amount, parse_bytes
 from sentinel.data.data_index import Paths, RecordFiles, open_data
 from sentinel.data.feeding import permutation
@@ -71,10 +72,10 @@ def pack(
     raises; nothing is left in either case.
     """
     target = Path(to)
-    if os.path.lexists(target):
-        raise UsageError(f"{target} is there already, and nothing is written over", "name a new folder")
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}", "create it")
+    require(
+        (os.path.lexists(target), f"{target} is there already, and nothing is written over", "name a new folder"),
+        (not target.parent.is_dir(), f"there is no folder {target.parent}", "create it"),
+    )
     limit = parse_bytes(shard)
     if limit < 1:
         raise UsageError(f"shards of {limit} bytes hold nothing", "give a size such as 256MiB")

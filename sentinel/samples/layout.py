@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.ragged import positions
+from sentinel.core.rules import require
 
 _REMEDY = "index the data set again"
 _OF_FILES, _OF_CHUNKS, _OF_SAMPLES = ("file_nbytes", "file_mtime_ns"), "chunk_", "sample_"
@@ -131,10 +132,10 @@ class Layout:
     def cut(self, samples: int) -> Layout:
         """The same data set in chunks of at most `samples` samples, each a part of one of these chunks; the samples
         keep their numbers. Raises UsageError where chunks are encoded, for these are read whole."""
-        if self.encoded:
-            raise UsageError(f"chunks of {self.format} cannot be read in parts", "read whole chunks")
-        if samples < 1:
-            raise UsageError(f"a chunk cannot have {samples} samples", "give at least 1")
+        require(
+            (self.encoded, f"chunks of {self.format} cannot be read in parts", "read whole chunks"),
+            (samples < 1, f"a chunk cannot have {samples} samples", "give at least 1"),
+        )
         parts = -(-self.chunk_samples.astype(np.int64) // samples)
         whole = np.repeat(np.arange(self.n_chunks), parts)
         first = self.first_sample[:-1][whole] + positions(parts) * samples
