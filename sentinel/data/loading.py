@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.interrupts import is_interrupt
-from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
 from sentinel.core.rules import holding
+from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
 from sentinel.data.batching import Batching, pinned, requests_of
 from sentinel.data.delivery_counts import DeliveryCounts, EpochCounts
 from sentinel.data.feed_report import FeedReport
@@ -34,7 +35,7 @@ from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.room_here import memory_for_unit
 from sentinel.data.served_samples import Served
 from sentinel.data.small_tensors import ROOM_BYTES
-from sentinel.data.staged_samples import Collate, Failed, Request, StagedSamples
+from sentinel.data.staged_samples import Failed, Request, StagedSamples, collated
 from sentinel.samples import Begun, Order, Room, ShuffleQuality, shuffle_quality
 from sentinel.system.progress import say
 from sentinel.system.topology import topology
@@ -227,7 +228,7 @@ class Loader(IterableDataset[Any]):
     def _dataloader(self) -> DataLoader[Any]:
         asked = self._batching
         several: dict[str, Any] = {}
-        collate = Collate(asked.collate_fn, ROOM_BYTES // max(self._asked_ahead, 1))
+        room = ROOM_BYTES // max(self._asked_ahead, 1)
         if asked.workers:
             several = {
                 "persistent_workers": True,
@@ -239,7 +240,7 @@ class Loader(IterableDataset[Any]):
             StagedSamples(self._feeding.samples.source, asked.transform),
             batch_sampler=self._batches,  # type: ignore[arg-type]  # yields a Request in place of a list
             num_workers=asked.workers,
-            collate_fn=collate,  # type: ignore[arg-type]  # of what StagedSamples gives
+            collate_fn=partial(collated, collate_fn=asked.collate_fn, room=room),  # of what StagedSamples gives
             generator=torch.Generator().manual_seed(self._workers_seed()),  # torch's own would be drawn from
             **several,
         )

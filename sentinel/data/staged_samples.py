@@ -304,26 +304,22 @@ class StagedSamples(Dataset[Any]):
         raise CapabilityError("one sample of a loader", "it gives batches", "iterate over the loader")
 
 
-class Collate:
-    """Collates the samples of a batch as `collate_fn` does, and passes on what is beside them."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any] | None, room: int = 0) -> None:
-        """`room`: bytes of small tensors that a worker may send inside the message of a batch."""
-        self._collate, self._room = collate_fn or torch.utils.data.default_collate, room
-
-    def __call__(self, got: tuple[list[Any] | Failed, Served]) -> tuple[Any, Served]:
-        """A batch, or in a worker NoRoom where it finds none in /dev/shm."""
-        items, served = got
-        works = get_worker_info() is not None
-        if isinstance(items, Failed):
-            return items, served
-        try:
-            batch = self._collate(items)
-            return with_small_ones_inside(batch, self._room) if works else batch, served
-        except RuntimeError as error:
-            if works and found_no_room(error):
-                return no_room_for(items), served
-            raise
+def collated(
+    got: tuple[list[Any] | Failed, Served], collate_fn: Callable[[list[Any]], Any] | None = None, room: int = 0
+) -> tuple[Any, Served]:
+    """The samples of a batch as `collate_fn` collates them, or in a worker NoRoom where it finds none in /dev/shm; and
+    what is beside them. `room`: bytes of small tensors that a worker may send inside the message of a batch."""
+    items, served = got
+    works = get_worker_info() is not None
+    if isinstance(items, Failed):
+        return items, served
+    try:
+        batch = (collate_fn or torch.utils.data.default_collate)(items)
+        return with_small_ones_inside(batch, room) if works else batch, served
+    except RuntimeError as error:
+        if works and found_no_room(error):
+            return no_room_for(items), served
+        raise
 
 
 def _by_chunk(

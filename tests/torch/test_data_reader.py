@@ -23,7 +23,7 @@ from sentinel.data.reading_thread import ReadingThread  # noqa: E402
 from sentinel.data.sample_arena import PULSE, RUNNING, SampleArena, shape_within  # noqa: E402
 from sentinel.data.served_samples import Served  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
-from sentinel.data.staged_samples import Collate, Failed, FromArena, StagedSamples  # noqa: E402
+from sentinel.data.staged_samples import Failed, FromArena, StagedSamples, collated  # noqa: E402
 from sentinel.samples import Epoch, Order, Room, Staging, plan  # noqa: E402
 from tests import warm  # noqa: E402
 from tests.data_files import rows, shards  # noqa: E402
@@ -210,9 +210,9 @@ def test_where_a_thread_cannot_be_started_none_is_left(
 def test_what_a_batch_carries_passes_collation(job: tuple[ChunkReader, SampleArena, SourceFiles, Room]) -> None:
     _, arena, files, _ = job
     served = Served(samples=2)
-    assert Collate(None)(([1, 2], served))[0].tolist() == [1, 2]
+    assert collated(([1, 2], served))[0].tolist() == [1, 2]
     failed = Failed("a.tar", "sample 3", "is gone")
-    assert Collate(None)((failed, served)) == (failed, served)
+    assert collated((failed, served)) == (failed, served)
     samples = StagedSamples(FromArena(files, arena, open_data(files.path_of_file(0)).source), None)
     with pytest.raises(CapabilityError, match="iterate over the loader"):
         samples[0]
