@@ -50,14 +50,12 @@ class _Told:
     def __init__(self, row: Row | None) -> None:
         """`row`: of `rows`; None: of a board of its own."""
         self._board, self._row = row or rows(1)[0]
-        self._told = self._board.numpy()[self._row]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_told"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._told = self._board.numpy()[self._row]
+    @property
+    def _told(self) -> NDArray[np.int64]:
+        """The row, where it lies: an array of numpy would be a copy in a process that gets it pickled."""
+        told: NDArray[np.int64] = self._board.numpy()[self._row]
+        return told
 
 
 class Peer(_Told):

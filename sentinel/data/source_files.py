@@ -51,11 +51,8 @@ class SourceFiles:
         may = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # below 0: any number
         self._most_open = _OPEN_ENCODED if layout.encoded else min(may, _OPEN_FILES) if may >= 0 else _OPEN_FILES
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"layout": self.layout, "root": self._root, "source": self._source, "gap_bytes": self._gap_bytes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceFiles, (self.layout, self._root, self._source, self._gap_bytes)
 
     def path_of_file(self, file: int) -> str:
         """The path of a file of the layout, by its number."""
