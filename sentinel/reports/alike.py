@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NUMBER = re.compile(r"(?<![^./:])\d+(?![^./:#~])")
 """A number that is a part of a name by itself: of `h.3.mlp/mul#2` the 3, which counts blocks; the 2 tells operators of
@@ -50,3 +54,17 @@ def alike(names: Sequence[str]) -> Alike:
         name if counts[i] == 1 else pattern for i, (pattern, name) in enumerate(zip(groups, first, strict=True))
     )
     return Alike(of, shown, counts)
+
+
+def by_alike(frame: pd.DataFrame, names: Sequence[str], groups: Alike) -> pd.DataFrame:
+    """`frame`, which has a row for each of some tensors, with a row for those that are alike, in the order of the first
+    of each: `key`, the number of the group; `label`; sums of its numbers, <NA> where these are; else what the first one
+    has. `names`: those of all tensors."""
+    key = frame["tensor"].map(dict(zip(names, groups.of.tolist(), strict=True)))
+    rows = frame.groupby(key, sort=False)
+    counts, numbers = rows.size(), frame.select_dtypes("number").columns.tolist()
+    found = frame.assign(key=key).drop_duplicates("key").set_index("key")
+    found[numbers] = rows[numbers].sum(min_count=1)
+    each = zip(found.index.tolist(), counts.tolist(), found["tensor"].tolist(), strict=True)
+    found["label"] = [groups.label(group, count, first) for group, count, first in each]
+    return found.reset_index()

@@ -27,6 +27,11 @@ def truths(values: Any) -> Any:
     return pd.array(np.array(values, np.bool_), dtype="boolean")
 
 
+def records(frame: pd.DataFrame) -> list[Any]:
+    """The rows of a table, each with an attribute a column; what is unknown is None."""
+    return list(frame.astype(object).where(frame.notna(), None).itertuples(index=False))
+
+
 def of_names(names: Sequence[str], index: NDArray[Any]) -> Any:
     """`names[i]` for each i of `index`; <NA> where i is negative."""
     table = np.array([*names, None], object)

@@ -147,16 +147,11 @@ def _figures_html(document: Document[Difference]) -> str:
 
 def _groups(found: pd.DataFrame) -> list[tuple[str, str, float | None]]:
     """(tensors alike, what changed, change in ns) of the changed tensors, those of most time first."""
-    if not len(found):
-        return []
-    names = alike(found["tensor"].tolist())
-    rows: dict[tuple[int, str], list[int]] = {}
-    for row, key in enumerate(zip(names.of.tolist(), found["what"].tolist(), strict=True)):
-        rows.setdefault(key, []).append(row)
-    listed = []
-    for (group, what), part in rows.items():
-        label = f"{names.names[group]} ×{len(part)}" if len(part) > 1 else found["tensor"].iloc[part[0]]
-        changes = found["change_ns"].iloc[part].dropna()
+    names, listed = alike(found["tensor"].tolist()), []
+    changed: Any = found.groupby([names.of, "what"], sort=False)
+    for (group, what), part in changed:
+        label = f"{names.names[group]} ×{len(part)}" if len(part) > 1 else part["tensor"].iloc[0]
+        changes = part["change_ns"].dropna()
         listed.append((label, what or "as before", float(changes.sum()) if len(changes) else None))
     return sorted(listed, key=lambda row: -abs(row[2] or 0.0))
 

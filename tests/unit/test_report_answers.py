@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from importlib import resources
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -333,7 +334,7 @@ def test_twice_as_much_is_said_of_no_less() -> None:
 
 
 def test_how_many_moves_came_late_is_a_mean_of_the_steps() -> None:
-    group = moved_tensors.MovedGroup(0, "w", 2.0, 2.0, MIB, 10, 4, 1.5, "")
+    group = SimpleNamespace(label="w", moved_bytes=MIB, waited_ns=4, why=None)
     assert moved_tensors._answer([group], 1.5) == (
         "In the mean of a step 1.00 MiB moved, most of all w: 1.00 MiB. In that mean 1.5 of these moves came late, and"
         " layers waited 4 ns for them."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.alike import by_alike
 from sentinel.reports.facts import Facts
-from sentinel.reports.frame_columns import of_names, whole, words
+from sentinel.reports.frame_columns import of_names, records, whole, words
 from sentinel.reports.html.part_bars import Ranked, ranked_bars
 from sentinel.reports.html.svg import breakable, tag
 from sentinel.reports.html.tables import Column, table
@@ -71,59 +72,17 @@ def _reasons(profile: Profile, plan: Plan, tensors: NDArray[np.int64]) -> list[s
     return found
 
 
-class MovedGroup(NamedTuple):
-    """Tensors alike, in a step. `count`: how many of them move."""
-
-    key: int
-    name: str
-    out: float
-    back: float
-    nbytes: int
-    ns: int | None
-    waited_ns: int | None
-    late: float | None
-    why: str
-
-
-def moved_groups(facts: Facts, frame: pd.DataFrame) -> list[MovedGroup]:
+def _groups(facts: Facts, frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of `frame` by like tensors, those of most bytes first."""
-    alike, profile = facts.alike, facts.profile
-    if profile is None or not len(frame):
-        return []
-    number = {name: index for index, name in enumerate(profile.names)}
-    of = alike.of[[number[name] for name in frame["tensor"]]]
-    ran = bool(frame["moving_ns"].notna().all())
-    columns = ("out", "back", "moved_bytes", "moving_ns", "waited_ns", "late")
-    sums = {
-        name: np.bincount(of, frame[name].fillna(0).to_numpy(np.float64), len(alike.names)).tolist() for name in columns
-    }
-    ones = np.bincount(of, minlength=len(alike.names))
-    first = np.full(len(alike.names), -1)
-    first[of[::-1]] = np.arange(len(of))[::-1]
-    whys = frame["why"].astype(object).where(frame["why"].notna(), "").tolist()
-    keys = sorted(np.flatnonzero(first >= 0).tolist(), key=lambda key: (-sums["moved_bytes"][key], first[key]))
-    return [
-        MovedGroup(
-            key,
-            alike.label(key, int(ones[key]), str(frame["tensor"].iloc[int(first[key])])),
-            sums["out"][key],
-            sums["back"][key],
-            int(sums["moved_bytes"][key]),
-            int(sums["moving_ns"][key]) if ran else None,
-            int(sums["waited_ns"][key]) if ran else None,
-            sums["late"][key] if ran else None,
-            whys[first[key]],
-        )
-        for key in keys
-    ]
+    return by_alike(frame, facts.names, facts.alike).sort_values("moved_bytes", ascending=False, kind="stable")
 
 
-def _hidden(group: MovedGroup) -> str:
-    if group.ns is None or group.waited_ns is None:
+def _hidden(group: Any) -> str:
+    if group.moving_ns is None:
         return "unknown"
-    if not group.ns:
+    if not group.moving_ns:
         return "took no time"
-    told = f"{1 - min(group.waited_ns / group.ns, 1):.0%} hidden"
+    told = f"{1 - min(group.waited_ns / group.moving_ns, 1):.0%} hidden"
     return told if not group.waited_ns else f"{told}, {format_ns(group.waited_ns)} waited"
 
 
@@ -131,12 +90,13 @@ def _times(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _answer(found: list[MovedGroup], late: float | None) -> str:
-    """`late`: moves of all blocks that came late in the mean of a step; None where nothing ran."""
-    nbytes, waited = sum(group.nbytes for group in found), sum(group.waited_ns or 0 for group in found)
+def _answer(found: list[Any], late: float | None) -> str:
+    """`found`: the records of `_groups`. `late`: moves of all blocks that came late in the mean of a step; None where
+    nothing ran."""
+    nbytes, waited = sum(group.moved_bytes for group in found), sum(group.waited_ns or 0 for group in found)
     most = found[0]
     why = f" ({most.why})" if most.why else ""
-    first = f"most of all {most.name}: {format_bytes(most.nbytes)}{why}."
+    first = f"most of all {most.label}: {format_bytes(most.moved_bytes)}{why}."
     if late is None:
         return f"{format_bytes(nbytes)} are to move in a step, {first}"
     when = f"{_times(late)} of these moves came late" if late else "none of these moves came late"
@@ -146,14 +106,14 @@ def _answer(found: list[MovedGroup], late: float | None) -> str:
 
 def _text(report: Document[Facts]) -> TextTable:
     frame = report.tables.get("moved_tensors")
-    found = [] if frame is None else moved_groups(report.facts, frame)
+    found = [] if frame is None else records(_groups(report.facts, frame))
     if not found:
         return NO_TEXT
     rows = [("bytes a step", "out", "back", "late", "behind the layers", "tensor", "why")]
     for group in found[:TOP]:
         late = "unknown" if group.late is None else _times(group.late)
-        figures = (format_bytes(group.nbytes), _times(group.out), _times(group.back), late, _hidden(group))
-        rows.append((*figures, group.name, group.why))
+        figures = (format_bytes(group.moved_bytes), _times(group.out), _times(group.back), late, _hidden(group))
+        rows.append((*figures, group.label, group.why or ""))
     mean = "" if found[0].late is None else "; in the mean of a step"
     return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, similar ones as one row{mean})", rows)
 
@@ -162,38 +122,26 @@ def _html(report: Document[Facts]) -> str:
     frame = report.tables.get("moved_tensors")
     if frame is None:
         return ""
-    moves, found = report.facts.moves, moved_groups(report.facts, frame)
+    moves, groups = report.facts.moves, _groups(report.facts, frame)
+    found = records(groups)
     if moves is None or not found:
         return tag("p", "Nothing: the plan moves no tensor within a step.", class_="answer")
-    bars = [
-        Ranked(str(group.key), group.name, group.nbytes, f"{format_bytes(group.nbytes)}, {_hidden(group)}", group.why)
-        for group in found[:BARS]
-    ]
-    top = found[:ROWS]
-    ran = top[0].ns is not None
-    shown = pd.DataFrame(
-        {
-            "name": words(group.name for group in top),
-            "nbytes": whole([group.nbytes for group in top]),
-            "out": pd.array([round(group.out, 1) for group in top], "Float64"),
-            "back": pd.array([round(group.back, 1) for group in top], "Float64"),
-            "late": pd.array([None if group.late is None else round(group.late, 1) for group in top], "Float64"),
-            "ns": whole([group.ns or 0 for group in top], ran),
-            "waited": whole([group.waited_ns or 0 for group in top], ran),
-            "why": words(group.why for group in top),
-        }
-    )
+    bars = []
+    for group in found[:BARS]:
+        told = f"{format_bytes(group.moved_bytes)}, {_hidden(group)}"
+        bars.append(Ranked(str(group.key), group.label, group.moved_bytes, told, group.why or ""))
+    shown = groups.head(ROWS).round({"out": 1, "back": 1, "late": 1})
     columns: list[Column] = [
-        ("name", "tensors", str),
-        ("nbytes", "bytes a step", format_bytes),
+        ("label", "tensors", str),
+        ("moved_bytes", "bytes a step", format_bytes),
         ("out", "out a step", _times),
         ("back", "back a step", _times),
         ("late", "late a step", _times),
-        ("ns", "moving a step", format_ns),
-        ("waited", "waited for", format_ns),
+        ("moving_ns", "moving a step", format_ns),
+        ("waited_ns", "waited for", format_ns),
         ("why", "why (of the first)", str),
     ]
-    keys = [str(group.key) for group in top]
+    keys = shown["key"].astype(str).tolist()
     whole_table = table(shown, columns, "Tensors by bytes moved", total=len(found), keys=keys)
     return (
         tag("p", breakable(_answer(found, moves.all_late)), class_="answer")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sentinel.core.trace import ROLES
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.alike import by_alike
 from sentinel.reports.caveats import busy
 from sentinel.reports.facts import Facts
-from sentinel.reports.frame_columns import of_names, whole, words
+from sentinel.reports.frame_columns import of_names, records, whole, words
 from sentinel.reports.html.part_bars import Ranked, ranked_bars
 from sentinel.reports.html.svg import breakable, escape, tag
 from sentinel.reports.html.tables import Column, table
@@ -44,62 +45,24 @@ def _frame(facts: Facts) -> pd.DataFrame | None:
     )
 
 
-class Group(NamedTuple):
-    """Tensors alike. `sources`: the lines that made them, at most two."""
-
-    key: int
-    name: str
-    role: str
-    nbytes: int
-    slow_bytes: int
-    slow_ns: int | None
-    source: str
-
-
-def groups(facts: Facts, frame: pd.DataFrame) -> list[Group]:
+def _groups(facts: Facts, frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of `frame` by like tensors, those that lose most first."""
-    alike, profile = facts.alike, facts.profile
-    if profile is None or not len(frame):
-        return []
-    number = {name: index for index, name in enumerate(profile.names)}
-    of = alike.of[[number[name] for name in frame["tensor"]]]
-    known = bool(frame["slow_ns"].notna().all())
-    sums = {
-        name: np.bincount(of, frame[name].fillna(0).to_numpy(np.float64), len(alike.names))
-        for name in ("nbytes", "slow_bytes", "slow_ns")
-    }
-    slow_ones = np.bincount(of, minlength=len(alike.names))
-    first = np.full(len(alike.names), -1)
-    first[of[::-1]] = np.arange(len(of))[::-1]
-    found = np.flatnonzero(first >= 0)
-    order = found[np.lexsort((first[found], -sums["slow_bytes"][found], -sums["slow_ns"][found]))]
-    roles, lines = frame["role"].tolist(), frame["made_at"].astype(object).where(frame["made_at"].notna(), "").tolist()
-    return [
-        Group(
-            group,
-            alike.label(group, int(slow_ones[group]), str(frame["tensor"].iloc[int(first[group])])),
-            roles[first[group]],
-            int(sums["nbytes"][group]),
-            int(sums["slow_bytes"][group]),
-            int(sums["slow_ns"][group]) if known else None,
-            lines[first[group]],
-        )
-        for group in order.tolist()
-    ]
+    return by_alike(frame, facts.names, facts.alike).sort_values(["slow_ns", "slow_bytes"], ascending=False)
 
 
-def _cost(group: Group) -> str:
+def _cost(group: Any) -> str:
     return format_bytes(group.slow_bytes) if group.slow_ns is None else format_ns(group.slow_ns)
 
 
-def _answer(found: list[Group], facts: Facts) -> str:
+def _answer(found: list[Any], facts: Facts) -> str:
+    """`found`: the records of `_groups`."""
     worst, known = found[0], found[0].slow_ns is not None
     total = sum(group.slow_ns or 0 for group in found) if known else sum(group.slow_bytes for group in found)
     part = ((worst.slow_ns or 0) if known else worst.slow_bytes) / (total or 1)
     said = f"loses {_cost(worst)} a step" if known else f"has {_cost(worst)} a step touched in slower memory"
     all_told = (format_ns(total) + _of_a_step(total, facts)) if known else format_bytes(total)
     what = "all such time" if known else "all such bytes"
-    told = f"{worst.name} ({worst.role}) {said}, {part:.0%} of {what} ({all_told}), since slower memory serves it."
+    told = f"{worst.label} ({worst.role}) {said}, {part:.0%} of {what} ({all_told}), since slower memory serves it."
     return told + (_waits(total, facts) if known else "")
 
 
@@ -123,14 +86,14 @@ def _waits(slow_ns: int, facts: Facts) -> str:
 
 def _text(report: Document[Facts]) -> TextTable:
     frame = report.tables.get("slow_tensors")
-    found = [] if frame is None else groups(report.facts, frame)
+    found = [] if frame is None else records(_groups(report.facts, frame))
     if not found:
         return NO_TEXT
     rows = [("lost a step", "touched there", "role", "tensor", "made at")]
     for group in found[:TOP]:
         lost = "unknown" if group.slow_ns is None else format_ns(group.slow_ns)
-        rows.append((lost, format_bytes(group.slow_bytes), group.role, group.name, group.source))
-    if not any(group.source for group in found[:TOP]):
+        rows.append((lost, format_bytes(group.slow_bytes), group.role, group.label, group.made_at or ""))
+    if not any(group.made_at for group in found[:TOP]):
         rows = [row[:-1] for row in rows]  # type: ignore[misc]
     model = "" if found[0].slow_ns is None else "; times by the machine's figures, as planned"
     return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, similar ones as one row{model})", rows)
@@ -140,41 +103,32 @@ def _html(report: Document[Facts]) -> str:
     frame = report.tables.get("slow_tensors")
     if frame is None:
         return ""
-    found = groups(report.facts, frame)
+    groups = _groups(report.facts, frame)
+    found, shown = records(groups), groups.head(ROWS)
     if not found:
         return tag("p", "None: fast memory serves all that the step touches.", class_="answer")
     known = found[0].slow_ns is not None
     bars = [
         Ranked(
             str(group.key),
-            group.name,
-            group.slow_ns if group.slow_ns is not None else group.slow_bytes,
+            group.label,
+            group.slow_ns if known else group.slow_bytes,
             _cost(group),
-            group.source,
+            group.made_at or "",
         )
         for group in found[:BARS]
     ]
-    shown = pd.DataFrame(
-        {
-            "name": words(group.name for group in found[:ROWS]),
-            "slow_ns": whole([group.slow_ns or 0 for group in found[:ROWS]], known),
-            "slow_bytes": whole([group.slow_bytes for group in found[:ROWS]]),
-            "nbytes": whole([group.nbytes for group in found[:ROWS]]),
-            "role": words(group.role for group in found[:ROWS]),
-            "source": words(group.source for group in found[:ROWS]),
-        }
-    )
     columns: list[Column] = [
-        ("name", "tensors", str),
+        ("label", "tensors", str),
         ("slow_ns", "lost a step", format_ns),
         ("slow_bytes", "touched in slower memory", format_bytes),
         ("nbytes", "bytes", format_bytes),
         ("role", "role", str),
-        ("source", "made at", str),
+        ("made_at", "made at", str),
     ]
-    if not shown["source"].notna().any():
+    if not shown["made_at"].notna().any():
         columns.pop()
-    keys = [str(group.key) for group in found[:ROWS]]
+    keys = shown["key"].astype(str).tolist()
     whole_table = table(shown, columns, "Tensors by time lost", total=len(found), keys=keys)
     model = "Time lost is how much longer slower memory takes than fast memory, by the machine's figures, as planned. "
     note = (model if known else "") + "Click a name to mark it in every picture and table; Esc clears the mark."
