@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import holding
 from sentinel.core.units import counted
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import Paths, RecordFiles, open_data
-from sentinel.data.feeding import permutation
+from sentinel.data.feeding import has_single_samples, permutation
 from sentinel.data.room_here import cut_within, lead_for, memory_bytes
 from sentinel.data.sample_arena import ArenaShape, shape_within
 from sentinel.data.source_reads import SourceReads
@@ -159,13 +160,15 @@ def forecast(
                 notes.append(f"{of}memory {text} is left out: {said}")
     if refused is not None and len(rows) == 1:
         raise refused
-    if int(layout.chunk_samples.max()) == 1:
-        notes.append("each file is one sample: reading ahead saves no reads; pack small files into tar shards")
-    if not costs.measured:
-        notes.append("the cost of reads was declared, not measured")
-    if costs.cached:
-        said = f"{costs.cached:.0%} of the reads tried came from the kernel's page cache"
-        notes.append(f"{said}: files that are read for the first time cost more")
+    cached = f"{costs.cached:.0%} of the reads tried came from the kernel's page cache"
+    notes += holding(
+        (
+            has_single_samples(layout),
+            "each file is one sample: reading ahead saves no reads; pack small files into tar shards",
+        ),
+        (not costs.measured, "the cost of reads was declared, not measured"),
+        (costs.cached, f"{cached}: files that are read for the first time cost more"),
+    )
     return Forecast(layout, costs, workers, tuple(rows), tuple(dict.fromkeys(notes)), reads.cached)
 
 

@@ -87,18 +87,21 @@ def busy(headline: Mapping[str, Any]) -> list[str]:
         if share is not None and share > BUSY_SHARE:
             by_others = number(headline.get(f"others_{phase}_share")) is not None
             (others if by_others else waits).append(f"{share:.0%} of the {name}")
-    if not others and not waits:
+    told = holding(
+        (others, f"for {' and '.join(others)} others had the processors"),
+        (
+            waits,
+            (
+                f"for {' and '.join(waits)} the training thread waited for a processor, or a hypervisor had given it to"
+                " others (what others had is not known there)"
+            ),
+        ),
+    )
+    if not told:
         return []
-    told, then = [], "The times of this run say little, so no ratio of times is shown; run it again on an idle host"
-    if others:
-        told.append(f"for {' and '.join(others)} others had the processors")
-    if waits:
-        told.append(
-            f"for {' and '.join(waits)} the training thread waited for a processor, or a hypervisor had given it to"
-            " others (what others had is not known there)"
-        )
-        then += ", with no more threads than processors, or than a limit of the container grants"
-    return [f"The host was busy: {'; '.join(told)}. {then}."]
+    then = "The times of this run say little, so no ratio of times is shown; run it again on an idle host"
+    threads = ", with no more threads than processors, or than a limit of the container grants" if waits else ""
+    return [f"The host was busy: {'; '.join(told)}. {then}{threads}."]
 
 
 def _of_waits(headline: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from sentinel.core.rules import holding
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.caveats import BUSY_SHARE
 from sentinel.reports.proof_rows import CONTROL, OURS, Proof, ProvedRow, rows, runs
@@ -69,32 +70,45 @@ def failures(proof: Proof) -> list[str]:
 
 def notes(proof: Proof) -> list[str]:
     """What to know before reading the numbers."""
-    found = []
-    if proof["partial"]:
-        found.append(f"partial: {proof['partial']}")
-    if proof["emulated_machine"]:
-        found.append("emulated machine (QEMU, software): bits, pages and shares are real, times are not: none is shown")
-    if proof["injected_delays"]:
-        found.append(
-            f"slow memory is {proof['settings']['slow']}: ordinary memory of this host with injected delays, no slower"
-            " memory. Times of a placement say how its transfers are scheduled, not what a device does"
-        )
-    found.append(
-        "predicted: written, with a digest, before the first run that judges it; a ratio to all-fast, which is"
-        " everything in fast memory under the same runtime"
+    found = holding(
+        (proof["partial"], f"partial: {proof['partial']}"),
+        (
+            proof["emulated_machine"],
+            "emulated machine (QEMU, software): bits, pages and shares are real, times are not: none is shown",
+        ),
+        (
+            proof["injected_delays"],
+            (
+                f"slow memory is {proof['settings']['slow']}: ordinary memory of this host with injected delays, no"
+                " slower memory. Times of a placement say how its transfers are scheduled, not what a device does"
+            ),
+        ),
+        (
+            True,
+            (
+                "predicted: written, with a digest, before the first run that judges it; a ratio to all-fast, which is"
+                " everything in fast memory under the same runtime"
+            ),
+        ),
+        (
+            any(len(row.ratios) > 1 for row in rows(proof)),
+            (
+                "of several rounds: the median of their ratios, each to stock or all-fast of the same round, and in"
+                " brackets the least and the most"
+            ),
+        ),
+        (
+            proof["settings"]["file"],
+            "file: tensors in half of the footprint of memory, the rest in a file; nothing is predicted there",
+        ),
+        (
+            _clock_set_back(proof),
+            (
+                "the clock was set back meanwhile: by the clock a prediction is later than its run. Their numbers say"
+                " that it was written first, and each run names the digest of its prediction"
+            ),
+        ),
     )
-    if any(len(row.ratios) > 1 for row in rows(proof)):
-        found.append(
-            "of several rounds: the median of their ratios, each to stock or all-fast of the same round, and in"
-            " brackets the least and the most"
-        )
-    if proof["settings"]["file"]:
-        found.append("file: tensors in half of the footprint of memory, the rest in a file; nothing is predicted there")
-    if _clock_set_back(proof):
-        found.append(
-            "the clock was set back meanwhile: by the clock a prediction is later than its run. Their numbers say that"
-            " it was written first, and each run names the digest of its prediction"
-        )
     found += _of_load([row for row in runs(proof) if row.busy_share is not None])
     found += _of_links(proof)
     found += dict.fromkeys(f"{row.workload}, {row.placement}: {row.said}" for row in runs(proof) if row.said)
