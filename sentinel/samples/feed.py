@@ -51,12 +51,3 @@ class Feed:
         """Name -> count of all that was counted, and `reads_per_chunk`."""
         counts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "n_chunks")}
         return {**counts, "reads_per_chunk": self.reads_per_chunk}
-
-    def add(self, other: Feed) -> None:
-        """Counts the other's epoch too: all are sums, but for the peak. `n_chunks` adds up as well, so
-        `reads_per_chunk` is one of an epoch."""
-        for f in fields(self):
-            if f.name == "peak_bytes":
-                self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
-            elif f.name != "kind":
-                setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))

@@ -281,14 +281,11 @@ def test_the_quality_of_a_shuffle_is_counted() -> None:
     assert shuffle_quality(layout, mixed[:6], 4).chunks_per_batch == (4 + 2) / 2
 
 
-def test_a_feed_counts_epochs_together() -> None:
-    one = Feed(n_chunks=4, samples=8, hits=2, source_reads=5, direct_reads=1, peak_bytes=7)
-    both = Feed()
-    both.add(one)
-    both.add(replace(one, peak_bytes=3))
-    assert (both.samples, both.peak_bytes, both.reads_per_chunk) == (16, 7, 1.5)
-    assert both.headline["hits"] == 4
-    assert both.headline["reads_per_chunk"] == 1.5
+def test_a_feed_tells_its_counts_and_reads_over_chunks() -> None:
+    feed = Feed(n_chunks=8, samples=16, hits=4, source_reads=10, direct_reads=2, peak_bytes=7)
+    assert feed.reads_per_chunk == 1.5
+    assert (feed.headline["samples"], feed.headline["hits"], feed.headline["peak_bytes"]) == (16, 4, 7)
+    assert feed.headline["reads_per_chunk"] == 1.5
     assert Feed().reads_per_chunk == 0
 
 
