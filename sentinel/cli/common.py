@@ -116,6 +116,18 @@ def whole_number(text: str, least: int = 1) -> int:
     return int(text)
 
 
+def above_0(text: str, of: str, below: float | None = None) -> float:
+    """An argparse type: a number above 0, and less than `below` if there is such a limit. `of`: of what, and what is
+    allowed, for the error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0 or (below is not None and value >= below):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {of}")
+    return value
+
+
 def check_outputs(*paths: str | None, read: Sequence[str | None] = ()) -> None:
     """Raises FormatError where a file that is asked for cannot be written: before the work, not after it. UsageError
     where it is one of those that are `read`, which it would replace, or another of `paths`."""

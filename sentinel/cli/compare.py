@@ -13,6 +13,7 @@ from sentinel.cli.common import (
     MACHINES,
     OK,
     about_compute,
+    above_0,
     add_json,
     add_verb,
     amount,
@@ -96,7 +97,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page here as well")
     for flag, what in (("--bound-limit", "each bound"), ("--search-limit", "each search of autotm")):
-        parser.add_argument(flag, type=_seconds, metavar="SECONDS", help=f"time limit for {what} (default {LIMIT_S:g})")
+        parser.add_argument(
+            flag,
+            type=partial(above_0, of="seconds above 0"),
+            metavar="SECONDS",
+            help=f"time limit for {what} (default {LIMIT_S:g})",
+        )
     add_json(parser)
     compare_executed.add_to(parser)
     parser.set_defaults(execute=execute)
@@ -210,13 +216,3 @@ def _amounts(text: str) -> tuple[str, ...]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value

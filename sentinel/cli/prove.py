@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from sentinel.cli.common import (
     FAILED,
     INTERRUPTED,
     OK,
+    above_0,
     add_json,
     add_verb,
     end_as_by_an_interrupt,
@@ -62,9 +64,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs, "prove", "predict, then measure placements on this host; writes two files to send back", _EXAMPLES
     )
-    parser.add_argument(
-        "--minutes", type=_minutes, default=60.0, metavar="N", help="time limit in minutes (default 60)"
-    )
+    minutes = partial(above_0, of="minutes above 0, and below a week", below=60 * 24 * 7)
+    parser.add_argument("--minutes", type=minutes, default=60.0, metavar="N", help="time limit in minutes (default 60)")
     parser.add_argument("--quick", action="store_true", help="two small models and few placements")
     parser.add_argument(
         "--slow", default="auto", metavar="TIER", help="auto, numa:1, emulated:PRESET or file:DIR (default auto)"
@@ -259,14 +260,3 @@ def _print_plan(asked: Asked, minutes: float) -> None:
         print("pinned meanwhile: nearly all memory of the fast node, for equal fast bytes; not with --no-kernel")
     else:
         print("no setting of the kernel is changed")
-
-
-def _minutes(text: str) -> float:
-    """An argparse type: minutes above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 60 * 24 * 7:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0, and below a week")
-    return value
