@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sentinel.core.units import PAGE_BYTES, format_bytes
-from sentinel.reports.text import aligned
+from sentinel.reports.html.tables import of_share
+from sentinel.reports.text import aligned, or_dash
 
 WITHIN_A_NODE = "compaction"
 """The one reason for which the kernel moves pages without taking them to another node."""
@@ -197,12 +198,12 @@ def cells(row: Row) -> tuple[str, ...]:
         return (row.name, "skipped", *("-",) * 7)
     return (
         row.name,
-        _share(row.served_share),
-        _bytes(row.mean_tensor_bytes),
-        _bytes(row.migrated_bytes),
-        _bytes(None if row.later_migrated_bytes is None else round(row.later_migrated_bytes)),
+        or_dash(row.served_share, of_share),
+        or_dash(row.mean_tensor_bytes, format_bytes),
+        or_dash(row.migrated_bytes, format_bytes),
+        or_dash(row.later_migrated_bytes, lambda nbytes: format_bytes(round(nbytes))),
         ", ".join(f"{reason} {n:,}" for reason, n in (row.migrated_pages or {}).items()) or "-",
-        _bytes(row.fast_taken_bytes),
+        or_dash(row.fast_taken_bytes, format_bytes),
         _left(row),
         {True: "same", False: "DIFFER", None: "-"}[row.same_losses and row.same_parameters],
     )
@@ -222,11 +223,3 @@ def _left(row: Row) -> str:
         return f"{format_bytes(row.left_bytes)} at the beginning"
     around = f"{format_bytes(row.least_left_bytes)} to {format_bytes(row.most_left_bytes)}"
     return f"{format_bytes(row.mean_left_bytes)} ({around})"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _bytes(value: int | None) -> str:
-    return "-" if value is None else format_bytes(value)

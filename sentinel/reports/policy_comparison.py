@@ -8,6 +8,7 @@ from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.planner.sweep import CURVE_POLICY, KNEE_SHARE, Cell, Comparison, Knee, Point, Subject
+from sentinel.reports.text import or_dash
 
 WORSE = "the same plan on a worse machine (links carry half, slow accesses take 1.5 times as long)"
 HALF_LINKS = "the same plan where links alone carry half"
@@ -40,7 +41,9 @@ def text(found: Comparison) -> str:
     for subject in found.profiles:
         cells = [cell for cell in found.cells if cell.profile == subject.profile]
         points = [point for point in found.curve if point.profile == subject.profile]
-        tables = [_table(cells), _worse_table(cells), _held_table(cells)] if cells else []
+        worse = _of_policies(cells, f"Step, simulated: as described / {HALF_LINKS} / {WORSE}", _steps)
+        held = _of_policies(cells, "Fast memory held, simulated: at most / in the mean over the step", _held)
+        tables = [_table(cells), worse, held] if cells else []
         parts += [
             about(subject),
             *tables,
@@ -120,21 +123,13 @@ def _table(cells: list[Cell]) -> str:
     return _of_policies(cells, title, _shares, bounds) + f"{note}\n{EXCHANGE}"
 
 
-def _worse_table(cells: list[Cell]) -> str:
-    return _of_policies(cells, f"Step, simulated: as described / {HALF_LINKS} / {WORSE}", _steps)
-
-
-def _held_table(cells: list[Cell]) -> str:
-    return _of_policies(cells, "Fast memory held, simulated: at most / in the mean over the step", _held)
-
-
-def _of_policies(cells: list[Cell], title: str, shown: Callable[[Cell], str], first: Sequence[list[str]] = ()) -> str:
+def _of_policies(cells: list[Cell], title: str, told: Callable[[Cell], str], first: Sequence[list[str]] = ()) -> str:
     """A row for each policy, a column for each amount of fast memory."""
     amounts = list(dict.fromkeys(cell.fast for cell in cells))
     by_place = {(cell.policy, cell.fast): cell for cell in cells}
     policies = list(dict.fromkeys(cell.policy for cell in cells))
     rows = [["fast memory", *amounts], *first]
-    rows += [[policy, *(shown(by_place[policy, fast]) for fast in amounts)] for policy in policies]
+    rows += [[policy, *(told(by_place[policy, fast]) for fast in amounts)] for policy in policies]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
@@ -162,18 +157,14 @@ def _shares(cell: Cell) -> str:
 def _steps(cell: Cell) -> str:
     if cell.step_ns is None:
         return "-"
-    worse = (_or_dash(step, format_ns) for step in (cell.half_links_step_ns, cell.worse_step_ns))
+    worse = (or_dash(step, format_ns) for step in (cell.half_links_step_ns, cell.worse_step_ns))
     return " / ".join((format_ns(cell.step_ns), *worse))
 
 
 def _held(cell: Cell) -> str:
     if cell.fast_peak_bytes is None:
         return "-"
-    return f"{format_bytes(cell.fast_peak_bytes)} / {_or_dash(cell.fast_mean_bytes, format_bytes)}"
-
-
-def _or_dash(value: int | None, shown: Callable[[int], str]) -> str:
-    return "-" if value is None else shown(value)
+    return f"{format_bytes(cell.fast_peak_bytes)} / {or_dash(cell.fast_mean_bytes, format_bytes)}"
 
 
 def _refusals(cells: list[Cell]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 from sentinel.core.rules import holding
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.caveats import BUSY_SHARE
+from sentinel.reports.html.tables import of_share
 from sentinel.reports.proof_rows import CONTROL, OURS, Proof, ProvedRow, rows, runs
-from sentinel.reports.text import aligned
+from sentinel.reports.text import aligned, or_dash
 
 HEADS = (
     "workload",
@@ -35,14 +36,14 @@ def cells_of(row: ProvedRow) -> tuple[str, ...]:
     return (
         row.workload,
         name,
-        _shown(row.step_ns, format_ns),
+        or_dash(row.step_ns, format_ns),
         _spread(row),
-        _shown(row.over_stock, _ratio),
-        _shown(row.over_control, lambda value: _ratio(value) + _of_rounds(row.ratios)),
-        _shown(row.predicted, _ratio),
-        _shown(row.error, lambda value: f"{value:+.1%}"),
-        _shown(row.served_share, lambda value: f"{value:.1%}"),
-        _shown(row.moved_bytes, format_bytes),
+        or_dash(row.over_stock, _ratio),
+        or_dash(row.over_control, lambda value: _ratio(value) + _of_rounds(row.ratios)),
+        or_dash(row.predicted, _ratio),
+        or_dash(row.error, lambda value: f"{value:+.1%}"),
+        or_dash(row.served_share, of_share),
+        or_dash(row.moved_bytes, format_bytes),
         {True: "same", False: "DIFFER", None: "-"}[row.same_bits],
     )
 
@@ -305,7 +306,3 @@ def needs(proof: Proof) -> list[str]:
 
 def _ratio(value: float) -> str:
     return f"{value:.3f}"
-
-
-def _shown(value: Any, form: Any) -> str:
-    return "-" if value is None else str(form(value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,11 @@ def _wrapped(sentence: str, indent: str) -> str:
 def _block(table: TextTable) -> str:
     """The table below its title; "" without rows."""
     return "\n".join([table.title, *(f"  {line}" for line in aligned(table.rows))]) if table.rows else ""
+
+
+def or_dash(value: Any, form: Callable[[Any], str]) -> str:
+    """`value` as `form` writes it; a dash where it is not known."""
+    return "-" if value is None else form(value)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
