@@ -276,11 +276,9 @@ def _stall(run: Run | None) -> int | None:
 
 def _gap(plan: Plan | None, predicted: int | None) -> float | None:
     """How far the predicted step lies above the bound, as a share of the bound."""
-    if plan is None:
+    if plan is None or not plan.bound_step_ns or predicted is None:
         return None
-    if plan.bound_step_ns and predicted is not None:
-        return predicted / plan.bound_step_ns - 1
-    return None
+    return predicted / plan.bound_step_ns - 1
 
 
 def _cases(plan: Plan | None, run: Run | None) -> dict[str, int] | None:

@@ -24,15 +24,13 @@ def timeline(facts: Facts) -> dict[str, Any]:
     """
     ids = facts.layers
     events: list[Event] = []
-    process = 0
     first = "emulated" if facts.executed is not None and facts.executed.emulated else "executed"
     both = ((facts.executed, first), (facts.simulated, "simulated"))
     runs = [(run, word) for run, word in both if run is not None and len(run.steps)]
     origin_ns = min([0, *(int(run.migrations["start_ns"].min()) for run, _ in runs if len(run.migrations))])
-    for run, word in runs:
-        process += 1
+    for process, (run, word) in enumerate(runs, 1):
         events += _process(process, word) + _run(run, ids, facts.plan, process, origin_ns)
-    if not process and facts.profile is not None:
+    if not runs and facts.profile is not None:
         events += _process(1, "profiled, less the trackers' cost") + _profiled(facts.profile.layer_ns.tolist(), ids)
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"caveats": facts.caveats}}
 

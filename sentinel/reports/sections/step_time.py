@@ -73,9 +73,7 @@ def _html(report: Document[Facts]) -> str:
     if not parts or parts[-1].what == "stock":
         return ""
     most = max(max(part.total_ns, part.moving_ns or 0) for part in parts)
-    bars = []
-    for part in parts:
-        bars.append((part.what, format_ns(part.total_ns), _parts_of(part)))
+    bars = [(part.what, format_ns(part.total_ns), _parts_of(part)) for part in parts]
     moving = parts[-1]
     if moving.moving_ns and moving.hidden_ns is not None:
         shown = [
