@@ -220,6 +220,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=not readable, allow_nan=False))
 
 
+def known_rows(*rows: tuple[str, Any, Callable[[Any], str], str]) -> list[tuple[str, str, str]]:
+    """(what, value as it is shown, remark) of each (what, value, how it is shown, remark) whose value is known."""
+    return [(what, show(value), remark) for what, value, show, remark in rows if value is not None]
+
+
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Columns on stdout, as wide as they need to be."""
     from sentinel.reports.text import aligned

@@ -17,6 +17,7 @@ from sentinel.cli.common import (
     add_verb,
     amount,
     check_outputs,
+    known_rows,
     machine_named,
     pins_in,
     print_json,
@@ -126,21 +127,17 @@ def decisions(plan: Plan) -> dict[str, Any]:
 def rows_of(plan: Plan, all_fast_ns: int | None, mean_bytes: int | None = None) -> list[tuple[str, str, str]]:
     """(what, amount, what to compare it with) of a plan; what is unknown is left out."""
     budget, footprint, step = plan.capacity_bytes[0], plan.footprint_bytes, plan.predicted_step_ns
-    rows = [
-        ("policy", plan.policy, ""),
-        ("fast memory", format_bytes(budget), f"of {format_bytes(footprint)} that the step needs"),
-        ("  most in use", format_bytes(plan.fast_peak_bytes), in_the_mean(mean_bytes)),
-        ("moved a step", format_bytes(plan.migrated_bytes_per_step), counted(len(plan.migrations), "migration")),
-    ]
-    if step is not None:
-        rows.append(("step", format_ns(step), against(step, all_fast_ns)))
-    if all_fast_ns is not None:
-        rows.append(("  all fast", format_ns(all_fast_ns), "with everything in fast memory"))
-    if (gap := plan.details.get("gap")) is not None:
-        rows.append(("  gap", f"{gap:.2%}", "upper limit for what a longer search could save"))
-    if plan.bound_step_ns is not None:
-        rows.append(("  bound", format_ns(plan.bound_step_ns), "no plan of this kind is faster"))
-    return rows
+    moves, gap = counted(len(plan.migrations), "migration"), plan.details.get("gap")
+    return known_rows(
+        ("policy", plan.policy, str, ""),
+        ("fast memory", budget, format_bytes, f"of {format_bytes(footprint)} that the step needs"),
+        ("  most in use", plan.fast_peak_bytes, format_bytes, in_the_mean(mean_bytes)),
+        ("moved a step", plan.migrated_bytes_per_step, format_bytes, moves),
+        ("step", step, format_ns, against(step, all_fast_ns)),
+        ("  all fast", all_fast_ns, format_ns, "with everything in fast memory"),
+        ("  gap", gap, "{:.2%}".format, "upper limit for what a longer search could save"),
+        ("  bound", plan.bound_step_ns, format_ns, "no plan of this kind is faster"),
+    )
 
 
 def about_pins(plan: Plan) -> list[str]:
@@ -165,9 +162,11 @@ def in_the_mean(nbytes: int | None) -> str:
     return "" if nbytes is None else f"{format_bytes(nbytes)} in the mean over the step"
 
 
-def against(step_ns: int, all_fast_ns: int | None) -> str:
-    """A step's time beside that with everything in fast memory."""
-    return f"{step_ns / all_fast_ns:.2f} times the step with everything fast" if all_fast_ns else ""
+def against(step_ns: int | None, all_fast_ns: int | None) -> str:
+    """A step's time beside that with everything in fast memory; "" where one of them is not known."""
+    if step_ns is None or not all_fast_ns:
+        return ""
+    return f"{step_ns / all_fast_ns:.2f} times the step with everything fast"
 
 
 def notes_on(plan: Plan, machine: Machine, profile: Profile, all_fast_ns: int | None) -> list[str]:

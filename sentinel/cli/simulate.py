@@ -14,6 +14,7 @@ from sentinel.cli.common import (
     add_json,
     add_verb,
     check_outputs,
+    known_rows,
     machine_named,
     print_json,
     print_table,
@@ -93,21 +94,17 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def rows_of(found: dict[str, Any], all_fast_ns: int | None) -> list[tuple[str, str, str]]:
     """(what, amount, what to compare it with) of `numbers`; what is unknown is left out."""
-    step, stall, peak = found["step_ns"], found["stall_ns_per_step"], found["fast_peak_bytes"]
-    rows = []
-    if step is not None:
-        rows.append(("step", format_ns(step), against(step, all_fast_ns)))
-    if all_fast_ns is not None:
-        rows.append(("  all fast", format_ns(all_fast_ns), "with everything in fast memory"))
-    if stall is not None:
-        rows.append(("  waits", format_ns(stall), "for what had not arrived"))
-    rows.append(("fast memory", format_bytes(found["fast_capacity_bytes"]), "the plan's budget"))
-    if peak is not None:
-        rows.append(("  most in use", format_bytes(peak), in_the_mean(found["fast_mean_bytes"])))
-    moved, cases = found["migrated_bytes_per_step"], [found[f"case{case}"] for case in (1, 2, 3)]
-    rows.append(("moved a step", format_bytes(moved), counted(found["migrations_per_step"], "migration")))
-    rows.append(("layers", "/".join(map(str, cases)), "had all in time / waited for room / for time (cases 1, 2, 3)"))
-    return rows
+    step, moves = found["step_ns"], counted(found["migrations_per_step"], "migration")
+    cases = "/".join(str(found[f"case{case}"]) for case in (1, 2, 3))
+    return known_rows(
+        ("step", step, format_ns, against(step, all_fast_ns)),
+        ("  all fast", all_fast_ns, format_ns, "with everything in fast memory"),
+        ("  waits", found["stall_ns_per_step"], format_ns, "for what had not arrived"),
+        ("fast memory", found["fast_capacity_bytes"], format_bytes, "the plan's budget"),
+        ("  most in use", found["fast_peak_bytes"], format_bytes, in_the_mean(found["fast_mean_bytes"])),
+        ("moved a step", found["migrated_bytes_per_step"], format_bytes, moves),
+        ("layers", cases, str, "had all in time / waited for room / for time (cases 1, 2, 3)"),
+    )
 
 
 def numbers(run: Run) -> dict[str, Any]:
