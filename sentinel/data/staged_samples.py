@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -85,14 +85,16 @@ class Failed(NamedTuple):
     rule: str
 
 
-class BytesOfSamples(Protocol):
+class BytesOfSamples:
     """Gives the bytes of samples, and counts how."""
 
     def fetch(self, request: Request, served: Served) -> Iterable[Any]:
         """The samples of a request: what is staged is copied at once, and each is decoded when it is asked for."""
+        raise NotImplementedError
 
     def check(self, samples: NDArray[np.int64]) -> None:
-        """Raises FormatError if bytes of `samples` (k,) were given unchecked, and a file is not as it was indexed."""
+        """Raises FormatError if bytes of `samples` (k,) were given unchecked, and a file is not as it was indexed. Here
+        none are: they are checked before they are decoded, or nothing is known of them."""
 
 
 def transformed(
@@ -109,7 +111,7 @@ def transformed(
         raise
 
 
-class FromArena:
+class FromArena(BytesOfSamples):
     """Samples of files: out of the arena, or read alone where they are not there in time."""
 
     def __init__(self, files: SourceFiles, arena: SampleArena, source: Source) -> None:
@@ -142,9 +144,6 @@ class FromArena:
             raws[number] = raw
         served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
         return _decoded(self._source, self._files, request.samples, _let_go(raws))
-
-    def check(self, samples: NDArray[np.int64]) -> None:
-        """Nothing is to be done: bytes are checked before they are decoded."""
 
     def pass_over(self, begin: int, stop: int) -> None:
         """The reader waits no more for copies of positions [begin, stop); who still asks for one reads it alone."""
@@ -222,7 +221,7 @@ class FromArena:
         return Staged(raws, places)
 
 
-class FromFiles:
+class FromFiles(BytesOfSamples):
     """Samples of files, each read alone."""
 
     def __init__(self, files: SourceFiles, source: Source) -> None:
@@ -242,7 +241,7 @@ class FromFiles:
         self._files.check(samples)
 
 
-class FromDataset:
+class FromDataset(BytesOfSamples):
     """Samples of a map-style Dataset, which reads them by itself."""
 
     def __init__(self, dataset: Dataset[Any], n: int) -> None:
@@ -262,9 +261,6 @@ class FromDataset:
             said = f"gave {len(items)} items where it was asked for {len(numbers)}: give one for each number, in order"
             raise FormatError(self._name, "__getitems__", said)
         return items
-
-    def check(self, samples: NDArray[np.int64]) -> None:
-        """Nothing is known of its bytes."""
 
     def check_length(self) -> None:
         """Raises FormatError where it is another one than when the loader was made."""
