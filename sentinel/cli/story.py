@@ -73,8 +73,9 @@ def planned(plan: Plan) -> str:
     """The budget, what is served from it and the predicted speed, as far as they are known."""
     from sentinel import session
     from sentinel.reports.grades import SMALL_SHARE
-    from sentinel.reports.headline import served_fraction
-    from sentinel.reports.outside_plan import coverage
+    from sentinel.reports.headline import headline_of
+    from sentinel.reports.setup import Setup
+    from sentinel.session.planning import Dataflow
 
     budget, footprint = plan.capacity_bytes[0], plan.footprint_bytes
     if budget >= footprint:
@@ -82,17 +83,14 @@ def planned(plan: Plan) -> str:
         return f"{said}; give less, such as `--fast 20%`"
     told = [f"planned: {format_bytes(budget)} of fast memory, {budget / footprint:.0%} of the footprint"]
     last = session.current()
-    flow = last.flow if last is not None and last.plan is plan else None
-    managed, live = coverage(flow.profile if flow is not None else None)
-    if managed is not None and live is not None and live - managed >= SMALL_SHARE * footprint:
-        told.append(f"{format_bytes(live - managed)} more are outside of the plan")
-    served = served_fraction(flow.simulated) if flow is not None else None
+    flow = last.flow if last is not None and last.plan is plan else Dataflow()
+    h = headline_of(flow.profile, plan, flow.machine, None, flow.simulated, Setup())
+    outside, served = h["outside_bytes"] or 0, h["fast_served_fraction"]
+    step, plain = h["step_ns_predicted"], h["step_ns_plain"]
+    if outside >= SMALL_SHARE * footprint:
+        told.append(f"{format_bytes(outside)} more are outside of the plan")
     if served is not None:
         told.append(f"{served:.1%} of the bytes touched come from it")
-    step = flow.simulated.step_ns if flow is not None and flow.simulated is not None else plan.predicted_step_ns
-    plain = flow.profile.step_ns_plain if flow is not None and flow.profile is not None else None
-    if flow is not None and flow.machine is not None and flow.machine.flops_per_s is not None:
-        plain = None  # that machine computes otherwise than this one
     if step:
         times = f", {step / plain:.2f} times a stock step" if plain else ""
         told.append(f"predicted {format_ns(step)} a step{times}")
