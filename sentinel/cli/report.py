@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import OK, add_json, add_verb, check_outputs, machine_named, print_json, telling
-from sentinel.core.errors import UsageError
+from sentinel.core.rules import require
 
 if TYPE_CHECKING:
     from sentinel.reports import Report
@@ -67,11 +67,19 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _require_one_kind(arguments: argparse.Namespace) -> None:
     """Raises UsageError where there is nothing to draw, or two things."""
-    nouns = [name for name in ("profile", "plan", "run", "machine") if getattr(arguments, name)]
-    if arguments.ranks and nouns:
-        raise UsageError(f"reports of ranks with --{nouns[0]}", "give either the ranks' JSON reports, or saved nouns")
-    if not arguments.ranks and not arguments.profile:
-        raise UsageError("there is nothing to draw", "give --profile FILE, or the JSON reports of all ranks of a job")
+    noun = next((name for name in ("profile", "plan", "run", "machine") if getattr(arguments, name)), None)
+    require(
+        (
+            arguments.ranks and noun,
+            f"reports of ranks with --{noun}",
+            "give either the ranks' JSON reports, or saved nouns",
+        ),
+        (
+            not arguments.ranks and not arguments.profile,
+            "there is nothing to draw",
+            "give --profile FILE, or the JSON reports of all ranks of a job",
+        ),
+    )
 
 
 def _over_all(arguments: argparse.Namespace) -> int:

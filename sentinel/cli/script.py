@@ -14,6 +14,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from sentinel.core.errors import SentinelError, UsageError
+from sentinel.core.rules import require
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -34,13 +35,14 @@ class Script:
 def script_at(path: str) -> Script:
     """The script in a file. OSError if it cannot be read, UsageError for a program that runs scripts; a syntax error is
     shown as Python shows it."""
-    if re.fullmatch(r"python[0-9.]*", os.path.basename(path)) and not os.path.isdir(path):
-        raise UsageError(
+    require(
+        (
+            re.fullmatch(r"python[0-9.]*", os.path.basename(path)) and not os.path.isdir(path),
             f"{path} is no training script, it runs scripts",
             "leave it out: `sentinel run train.py` runs a script as Python does, `-m` a module",
-        )
-    if path == "-":
-        raise UsageError("-: a script is read from a file", "`sentinel run /dev/stdin < train.py` reads one from stdin")
+        ),
+        (path == "-", "-: a script is read from a file", "`sentinel run /dev/stdin < train.py` reads one from stdin"),
+    )
     with open(path, "rb") as file:
         source = file.read()
     if b"\0" in source:
