@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -92,18 +92,10 @@ class AllRanks(forms.Written):
     @cached_property
     def caveats(self) -> list[str]:
         """Sentences to read before the numbers."""
-        states: dict[str, list[int]] = {}
-        for row in self.facts:
-            if row.state != "ended":
-                states.setdefault(row.state, []).append(row.rank)
-        found = [f"{_named(ranks)}: {state}." for state, ranks in states.items()]
+        found = _by_ranks((f"{row.state}.", row.rank) for row in self.facts if row.state != "ended")
         if len({row.told["job"] for row in self.facts if row.told.get("job")}) > 1:
             found.append("These reports are of different jobs: sums over them mean nothing.")
-        alike: dict[str, list[int]] = {}
-        for row in self.facts:
-            for caveat in row.caveats:
-                alike.setdefault(caveat, []).append(row.rank)
-        return found + [f"{_named(ranks)}: {caveat}" for caveat, ranks in alike.items()]
+        return found + _by_ranks((caveat, row.rank) for row in self.facts for caveat in row.caveats)
 
     @property
     def sections(self) -> tuple[Section[Rows], ...]:
@@ -159,6 +151,14 @@ def _plans(h: dict[str, Any]) -> str:
     if h["plans"] is None:
         return ""
     return "the same on all ranks" if h["plans"] == 1 else f"{h['plans']} that differ, each from its rank's own step"
+
+
+def _by_ranks(told: Iterable[tuple[str, int]]) -> list[str]:
+    """Each of the sentences that ranks tell, once, with those that tell it."""
+    ranks: dict[str, list[int]] = {}
+    for sentence, rank in told:
+        ranks.setdefault(sentence, []).append(rank)
+    return [f"{_named(each)}: {sentence}" for sentence, each in ranks.items()]
 
 
 def _named(ranks: Sequence[int]) -> str:
