@@ -104,22 +104,25 @@ class CycleChangeDetector:
         )
 
     def _expect(self, cycle: LayerCycle) -> None:
-        self._known = cycle.stretches()
+        self._known = deque(cycle.stretches())
         self._known_hashes = [hash(stretch) for stretch in self._known]
         self._stretch: list[Tick] = []
-        longest = max(LONGEST, len(self._known))
-        self._last: deque[Stretch] = deque(maxlen=longest)
-        self._hashes: deque[int] = deque(maxlen=longest * ROUNDS)
+        self._round: deque[Stretch] = deque(maxlen=len(self._known))
+        self._last: deque[Stretch] = deque(maxlen=LONGEST)
+        self._hashes: deque[int | None] = deque([None] * LONGEST, LONGEST)  # of the last stretches, the last one first
+        self._alike = [0] * LONGEST  # how many stretches in a row were as the one 1, 2, ... before each
 
     def _mark(self) -> LayerCycle | None:
         """A stretch has ended."""
         ended = tuple(self._stretch)
         self._stretch.clear()
+        self._round.append(ended)
         self._last.append(ended)
-        self._hashes.append(hash(ended))
+        newest = hash(ended)
+        self._alike = [n + 1 if newest == each else 0 for n, each in zip(self._alike, self._hashes, strict=True)]
+        self._hashes.appendleft(newest)
         self.steps += 1
-        known = len(self._known)
-        if known and self._hashes[-1] == self._known_hashes[-1] and list(self._last)[-known:] == self._known:
+        if self._known and self._round == self._known:
             self.seen = True
             return None
         period = self._period() if self.steps >= self._earliest else 0
@@ -128,20 +131,15 @@ class CycleChangeDetector:
 
     def _period(self) -> int:
         """Stretches in a round that has come over and over again until now, the cycle's own in few of them; or 0."""
-        heard = list(self._hashes)
-        rounds = ROUNDS if self.seen else UNSEEN_ROUNDS
-        for period in range(1, LONGEST + 1):
-            tail = heard[-rounds * max(period, len(self._known)) :]
-            if len(tail) < rounds * max(period, len(self._known)):
-                return 0
-            if tail[period:] == tail[:-period]:
-                return period if self._is_new(tail[:period]) else 0
-        return 0
+        rounds, known = ROUNDS if self.seen else UNSEEN_ROUNDS, len(self._known)
+        repeated = (n for n, alike in enumerate(self._alike, 1) if n + alike >= rounds * max(n, known))
+        period = next(repeated, 0)
+        return period if period and self._is_new([hash(stretch) for stretch in self._last][-period:]) else 0
 
     def _is_new(self, one: list[int]) -> bool:
         """Whether at least as many steps of this round are other ones as are the cycle's."""
         known = len(self._known_hashes)
-        turned = one + one[: known - 1]
+        turned = one * (known // len(one) + 2)
         whole = sum(turned[i : i + known] == self._known_hashes for i in range(len(one))) if known else 0
         return len(one) - whole * known >= whole
 
