@@ -41,6 +41,7 @@ class OverlappedSteps:
         self._found: weakref.WeakKeyDictionary[Optimizer, OverlappedOptimizer] = weakref.WeakKeyDictionary()
         self._told: list[OverlappedOptimizer] = []
         self._gone = Counter[str]()  # what is told of those that are gone
+        self._watched: OverlappedOptimizer | None = None  # the one whose watch began last
         self._of_others = 0  # steps since a watch began
         self._guard = SpentGuard()
 
@@ -99,35 +100,38 @@ class OverlappedSteps:
             for other_optimizer, other in self._found.items():
                 if why := _unfit(other_optimizer, owners):
                     other.refuse(why)
+                    _say_if_refused(other)
         elif not each.refused and each.overlaps:
             return
-        if not each.refused and not any(other.watching for other in self._found.values()):
+        if not each.refused and not (self._watched is not None and self._watched.watching):
             self._of_others = 0
+            self._watched = each
             self._guard.pause()
             try:
                 each.watch()
             except SentinelError as error:
                 each.refuse(str(error))
-        self._say_who_is_refused()
+        _say_if_refused(each)
 
     def _end_what_is_watched_in_vain(self, stepped: OverlappedOptimizer | None) -> None:
         """The watch of an optimizer that steps no more; of one that is gone, all but what is told of it."""
-        for each in [each for each in self._told if each.gone]:
-            self._told.remove(each)
-            self._gone[each.told] += 1
-            each.leave()
-        for each in self._told:
-            if each.watching and each is not stepped:
-                self._of_others += 1
-                if self._of_others >= MOST_OF_OTHERS:
-                    each.refuse(f"it did not step again before {MOST_OF_OTHERS} steps of others")
-                    self._say_who_is_refused()
+        if len(self._told) > len(self._found):
+            for each in [each for each in self._told if each.gone]:
+                self._told.remove(each)
+                self._gone[each.told] += 1
+                each.leave()
+        watched = self._watched
+        if watched is not None and watched.watching and watched is not stepped:
+            self._of_others += 1
+            if self._of_others >= MOST_OF_OTHERS:
+                watched.refuse(f"it did not step again before {MOST_OF_OTHERS} steps of others")
+                _say_if_refused(watched)
 
-    def _say_who_is_refused(self) -> None:
-        for each in self._found.values():
-            if each.refused and not each.said:
-                each.said = True
-                say(each.told, wrong=True)
+
+def _say_if_refused(each: OverlappedOptimizer) -> None:
+    if each.refused and not each.said:
+        each.said = True
+        say(each.told, wrong=True)
 
 
 def _owners(optimizers: Sequence[Optimizer]) -> Counter[int]:

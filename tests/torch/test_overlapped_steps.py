@@ -431,6 +431,22 @@ def test_an_optimizer_that_steps_no_more_is_watched_no_longer() -> None:
         assert not operators.recording()
 
 
+def test_a_step_of_one_optimizer_asks_nothing_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer for each parameter would make that a thousand times a thousand questions in each training step."""
+    asked: list[OverlappedOptimizer] = []
+    was = OverlappedOptimizer.gone
+    monkeypatch.setattr(OverlappedOptimizer, "gone", property(lambda one: asked.append(one) or was.fget(one)))
+    with overlapped():
+        models = [nn.Linear(16, 16) for _ in range(8)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        for _ in range(3):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                model(torch.ones(4, 16)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert not asked
+
+
 def test_an_optimizer_that_is_gone_is_watched_no_longer() -> None:
     with overlapped() as steps:
         model, tokens = network()
