@@ -147,7 +147,7 @@ class Applying:
             return
         engine, ranges = self._made(flow, ending.end_run())
         bucket.flow, bucket.engine, bucket.ranges = flow, engine, ranges
-        bucket.executed = _ended(ending)
+        bucket.executed = self._ended(ending)
 
     def supersede(self, flow: Dataflow) -> Bucket:
         """One bucket for the steps of this dataflow, in place of all there are, whose engines rest.
@@ -340,16 +340,21 @@ class Applying:
         return {(one.number, other.number): changed_homes(one.homes, other.homes) for one, other in pairs}
 
     def _end_engine(self, bucket: Bucket) -> None:
-        if bucket.engine is None:
-            return
+        if bucket.engine is not None:
+            bucket.executed = self._ended(bucket.engine)
+            bucket.engine = None
+
+    def _ended(self, engine: Engine) -> Run:
+        """What it did, once it brought home what it had moved; that is in it."""
         try:
-            bucket.executed = _ended(bucket.engine)
+            engine.end_run()
+            engine.restore()
+            return engine.end_run()
         except Exception as error:  # books that an interrupt cut short; no byte is lost
             if is_interrupt(error):
                 raise
             self._said.append(f"when the movers ended, some blocks could not be moved back: {error}")
-            bucket.executed = bucket.engine.so_far()
-        bucket.engine = None
+        return engine.so_far()
 
     def _bind(self, homes: Homes) -> None:
         """Pages are born on the nodes of `homes` from now on, and those of other ranges on any."""
@@ -367,13 +372,6 @@ class Applying:
                 numa.bind(self._memory.placement_base + offset, nbytes, node)
             else:
                 numa.unbind(self._memory.placement_base + offset, nbytes)
-
-
-def _ended(engine: Engine) -> Run:
-    """What it did, once it brought home what it had moved; that is in it."""
-    engine.end_run()
-    engine.restore()
-    return engine.end_run()
 
 
 def nothing_ran(plan: Plan | None) -> Run:

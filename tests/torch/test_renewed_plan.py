@@ -59,3 +59,32 @@ def test_a_plan_that_cannot_take_over_leaves_the_present_one_serving(
     notes = " / ".join(session.notes)
     assert ("keeps its plan: sn_mover_create" in notes) == fails
     assert ("planned again after" in notes) == (not fails)
+
+
+def test_a_plan_is_renewed_though_not_all_blocks_of_the_one_before_come_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, work = job(), job()
+    expected = [stock.step(i) for i in range(STEPS)]
+    restored: list[Engine] = []
+    restore = Engine.restore
+
+    def restoring(engine: Engine) -> None:
+        restore(engine)
+        restored.append(engine)
+        if len(restored) == 1:
+            raise NativeError("mbind", errno.ENOMEM)
+
+    monkeypatch.setattr(Engine, "restore", restoring)
+    monkeypatch.setattr(planning.Refined, "is_better", lambda self, flow: True)
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+        losses = [work.step(0)]
+        sentinel.end_profile()
+        losses += [work.step(i) for i in range(1, STEPS)]
+    run = sentinel.stop()
+    assert losses == expected
+    assert run.counters.steps_before == REFINE_STEPS
+    session = current()
+    assert session is not None
+    assert sum("some blocks could not be moved back: mbind" in note for note in session.notes) == 1
+    assert sum("planned again after" in note for note in session.notes) == 1
+    assert not any("keeps its plan" in note for note in session.notes)
