@@ -42,7 +42,8 @@ BOUND_SECONDS = 10.0
 class Dataflow:
     """One way that the step runs, as far as it is known: recorded, digested, planned. A saved plan has neither trace
     nor profile. `budget`: of fast memory, for `plan`; `simulated` is the run of `plan` on `machine`.
-    `footprint_bytes`: of the profile, if it was planned for."""
+    `footprint_bytes`: of the profile, if it was planned for. `loose`: why the bound of `plan` is loose, or "".
+    """
 
     trace: Trace | None = None
     profile: Profile | None = None
@@ -51,6 +52,7 @@ class Dataflow:
     plan: Plan | None = None
     simulated: Run | None = None
     footprint_bytes: int = 0
+    loose: str = ""
 
 
 class PendingPlan:
@@ -234,7 +236,8 @@ class Planning:
             return flow
         profile = replace(profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
         plan = files.with_origin(replace(plan, bound_step_ns=None), profile=profile, machine=machine)
-        return replace(flow, profile=profile, plan=plan, simulated=simulate_lawful(plan, profile, machine, steps=2))
+        simulated = simulate_lawful(plan, profile, machine, steps=2)
+        return replace(flow, profile=profile, plan=plan, simulated=simulated, loose="")
 
     def refined(self, flow: Dataflow, executed: Run) -> Refined | None:
         """The dataflow with the layer times of `executed`, and the plan that is made for these; None without any.
@@ -254,11 +257,11 @@ class Planning:
         budget = kept.budget if self._shared is None else self._budget(kept.footprint_bytes)
         return Refined(kept, self._begin(replace(kept, budget=budget, plan=None, simulated=None)))
 
-    def bounded(self, flow: Dataflow) -> tuple[Dataflow, str]:
-        """The dataflow with the bound that no plan of it can pass, found once a plan; and why it is loose, or ""."""
+    def bounded(self, flow: Dataflow) -> Dataflow:
+        """The dataflow with the bound that no plan of it can pass, found once a plan."""
         plan, profile, machine = flow.plan, flow.profile, flow.machine
         if plan is None or profile is None or machine is None or flow.budget is None or plan.bound_step_ns is not None:
-            return flow, ""
+            return flow
         with telling(f"looking for the bound, for at most {BOUND_SECONDS:.0f} s"):
             pins = pins_of(plan.details)
             until = time.monotonic() + BOUND_SECONDS
@@ -269,7 +272,7 @@ class Planning:
                 pins=pins,
                 left_s=lambda: until - time.monotonic(),
             )
-        return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
+        return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns)), loose=found.loose)
 
     def _wanted(self, flow: Dataflow, beside: Iterable[Dataflow]) -> Dataflow:
         """A profiled dataflow with all that its plan is made for."""

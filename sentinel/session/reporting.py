@@ -42,7 +42,10 @@ class Reporting:
             *context.notes,
             *context.applying.notes(),
             *context.planning.notes(),
-            *holding((capped, f"{capped}: that is the budget")),
+            *holding(
+                (capped, f"{capped}: that is the budget"),
+                (context.flow.loose, f"the bound is loose: {context.flow.loose}"),
+            ),
             *context.witnessing.notes(),
             *self._owner.notes(),
             *context.recording.notes,
@@ -57,10 +60,9 @@ class Reporting:
     def report(self, *, bounded: bool, over: bool) -> Report:
         """See Session.report. `over`: the session is, so the report may take time for more plans."""
         context = self._context
-        flow, loose = context.planning.bounded(context.flow) if bounded else (context.flow, "")
-        if loose:
-            context.notes.append(f"the bound is loose: {loose}")
-        context.flow = flow
+        flow = context.flow
+        if bounded:
+            context.flow = flow = context.planning.bounded(flow)
         executed = self.executed()
         return build_report(
             profile=flow.profile,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,3 +89,20 @@ def test_a_plan_is_renewed_though_not_all_blocks_of_the_one_before_come_home(mon
     assert sum("some blocks could not be moved back: mbind" in note for note in session.notes) == 1
     assert sum("planned again after" in note for note in session.notes) == 1
     assert not any("keeps its plan" in note for note in session.notes)
+
+
+def test_a_bound_that_is_loose_is_told_of_its_own_plan_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, found = job(), iter(["the first", ""])
+    bound = planning.bound
+    monkeypatch.setattr(planning, "bound", lambda *a, **named: replace(bound(*a, **named), loose=next(found)))
+    monkeypatch.setattr(planning.Refined, "is_better", lambda self, flow: True)
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+        work.step(0)
+        sentinel.end_profile()
+        work.step(1)
+        assert "the bound is loose: the first" in sentinel.report().setup.notes
+        for i in range(2, STEPS):
+            work.step(i)
+    sentinel.stop()
+    assert not any("loose" in note for note in sentinel.report().setup.notes)
