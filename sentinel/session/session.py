@@ -262,10 +262,12 @@ class Session:
 
     def report(self, *, bounded: bool = True) -> Report:
         """See `sentinel.report`. `bounded`: after a search for the bound, which may take seconds; and once the session
-        is over, the report may make plans for other amounts of fast memory, which takes seconds too."""
+        is over, the report may make plans for other amounts of fast memory, which takes seconds too. The bound is not
+        searched for while the session's thread may take another plan meanwhile."""
         if self._reporting is None or (self.profile is None and self.plan is None):
             raise UsageError("report(): no step has been profiled completely", "call sentinel.end_profile() first")
-        return self._reporting.report(bounded=bounded, over=isinstance(self.state, Over))
+        over = isinstance(self.state, Over)
+        return self._reporting.report(bounded=bounded and (over or not self.away), over=over)
 
     # ---- ticks ------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +90,43 @@ def test_a_plan_is_renewed_though_not_all_blocks_of_the_one_before_come_home(mon
     assert sum("some blocks could not be moved back: mbind" in note for note in session.notes) == 1
     assert sum("planned again after" in note for note in session.notes) == 1
     assert not any("keeps its plan" in note for note in session.notes)
+
+
+def test_a_report_in_another_thread_leaves_the_plan_that_is_taken_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = job()
+    searching, taken = threading.Event(), threading.Event()
+    bounded = planning.Planning.bounded
+
+    def slow(self: planning.Planning, flow: planning.Dataflow) -> planning.Dataflow:
+        found = bounded(self, flow)
+        searching.set()
+        taken.wait(60)
+        return found
+
+    def report() -> None:
+        drawn.append(sentinel.report())
+        searching.set()
+
+    monkeypatch.setattr(planning.Planning, "bounded", slow)
+    monkeypatch.setattr(planning.Refined, "is_better", lambda self, flow: True)
+    drawn: list[Any] = []
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+        work.step(0)
+        sentinel.end_profile()
+        work.step(1)
+        other = threading.Thread(target=report)
+        other.start()
+        assert searching.wait(60)
+        for i in range(2, STEPS):
+            work.step(i)
+    taken.set()
+    other.join()
+    sentinel.stop()
+    assert drawn[0].plan is not None
+    drawn = [sentinel.report()]
+    assert any("planned again after" in note for note in drawn[0].setup.notes)
+    assert drawn[0].plan.bound_step_ns is not None
 
 
 def test_a_bound_that_is_loose_is_told_of_its_own_plan_only(monkeypatch: pytest.MonkeyPatch) -> None:
