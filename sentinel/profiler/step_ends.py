@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sentinel.profiler import hooks
 from sentinel.profiler.names import parameters_of
-from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
+from sentinel.profiler.step_period import OptimizerStep, looked_at, period_of
 from sentinel.profiler.unobserved import without_function_modes
 
 LEAST_IN_A_ROW = 8
@@ -82,7 +82,7 @@ class StepEnds:
         with without_function_modes():
             trained = frozenset(id(p) for p in parameters_of(optimizer) if p.grad is not None)
         self._steps.append(OptimizerStep(id(optimizer), trained))
-        del self._steps[:-MOST]
+        del self._steps[: -looked_at(len({step.optimizer for step in self._steps}))]
         if length := period_of(self._steps):
             self._period = [step.optimizer for step in self._steps[-length:]]
             self._done = 0

@@ -31,7 +31,7 @@ from sentinel.migration.frozen_objects import all_objects
 from sentinel.profiler import module_hooks
 from sentinel.profiler.backward import graph_task
 from sentinel.profiler.names import parameters_of
-from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
+from sentinel.profiler.step_period import LIMIT, MOST, OptimizerStep, looked_at, period_of
 from sentinel.profiler.unobserved import without_function_modes
 from sentinel.runtime import RUNTIME
 from sentinel.session.session import Session
@@ -171,11 +171,15 @@ class Follower:
             return
         trained = frozenset(id(param) for param in parameters_of(optimizer) if param.grad is not None)
         self._steps.append(OptimizerStep(number, trained))
-        del self._steps[:-KEPT]
+        looked = looked_at(len(self._optimizers))
+        del self._steps[: -looked * KEPT]
         if self._somebody_began():  # not by `sentinel.start_profile`, which would have told
             self.done = True
             return
-        self._period = period_of(self._steps, self._trainable)
+        if len(self._optimizers) > MOST // 2:  # beyond LIMIT: it would be looked for in vain, at each step
+            self.done = True
+            return
+        self._period = period_of(self._steps[-looked:], self._trainable)
         if self._script_annotates and len(self._steps) < WAIT * self._period:
             self._period = 0
         if self._period:
@@ -253,16 +257,17 @@ class Follower:
 
 NO_LOOP = (
     "no training loop was found: Sentinel looks for forward passes with gradients, each followed by a step of a"
-    " torch.optim optimizer, three times in one thread (model.compile() hides forward passes, as does torch.compile of"
-    " a function that calls the model; where the script annotates its model, eight steps are left to it)"
+    f" torch.optim optimizer, three times in one thread, with {LIMIT} a time (model.compile() hides forward passes, as"
+    " does torch.compile of a function that calls the model; where the script annotates its model, eight steps are left"
+    " to it)"
 )
 """What was looked for, and how it may hide."""
 
 WAIT = 8
 """A script that annotates its model, and begins no session in 8 steps, is taken to leave that to the command line."""
 
-KEPT = WAIT * MOST // 2
-"""Optimizer steps that are remembered: 8 of the longest period."""
+KEPT = WAIT // 2
+"""4 times the optimizer steps that are looked at are remembered: 8 of the longest period."""
 
 LEAST_ROOM_BYTES = 384 << 20
 """What a session may take beyond the job's own memory until a plan is applied: the planner's libraries, copies of at

@@ -18,6 +18,7 @@ from sentinel.core.rules import holding
 from sentinel.core.units import PAGE_BYTES, counted, format_bytes
 from sentinel.migration.memory import MemoryCounters
 from sentinel.planner.window_bound import WindowBound, window_bound
+from sentinel.profiler.step_period import LIMIT
 from sentinel.reports import StorageFigures
 from sentinel.system.disks import disk_of
 from sentinel.system.progress import telling
@@ -30,7 +31,7 @@ NAMED = 'name the model, start_profile(model, optimizer, fast=..., slow="file:..
 
 _NO_STEP = (
     "No step was recorded, so what an operator needs is read before it runs, and nothing ahead: that begins after three"
-    " steps of torch.optim optimizers."
+    f" training steps with torch.optim optimizers, of {LIMIT}."
 )
 _ALL_SMALL = (
     f"No tensor had {format_bytes(FileTier.least_bytes)} or more: smaller ones stay in ordinary memory, which fast does"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from torch import nn
 import sentinel
 from sentinel import session
 from sentinel.profiler.slices import SlicedStep
-from sentinel.profiler.step_period import PATIENCE, OptimizerStep, period_of
+from sentinel.profiler.step_period import PATIENCE, OptimizerStep, looked_at, period_of
 from sentinel.runtime import RUNTIME
 from sentinel.session import auto, set_overrides
 
@@ -289,6 +290,7 @@ def test_a_script_whose_steps_never_repeat_is_not_remembered_for_ever(
 ) -> None:
     monkeypatch.setattr(auto, "period_of", lambda *_: 0)
     monkeypatch.setattr(auto, "KEPT", 4)
+    monkeypatch.setattr(auto, "looked_at", lambda _: 1)
     model = mlp()
     optimizer = sgd(model)
     for _ in range(6):
@@ -431,6 +433,52 @@ def spelled(turns: str) -> list[OptimizerStep]:
 )
 def test_periods(turns: str, length: int) -> None:
     assert period_of(spelled(turns)) == length
+
+
+def test_a_training_step_of_a_thousand_optimizers_is_found(watch: Watch) -> None:
+    """One for each parameter, which steps within backward. Only 64 optimizer steps were taken for one training step."""
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(1000)]
+    model = nn.Sequential(*layers)
+    turns = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+    for layer in layers:
+        layer.weight.grad = torch.zeros(2, 2)
+    for _ in range(4):
+        model(torch.ones(2))
+        watch.step(*turns)
+    assert watch.calls == [("annotate", 2000), ("start", 2000), ("end", 3000)]
+
+
+def test_beyond_the_limit_nobody_looks_any_more(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "MOST", 4)
+    model = mlp()
+    turns = [sgd(model) for _ in range(3)]
+    for _ in range(4):
+        train(model)
+        watch.step(*turns)
+    assert watch.follower.done
+    assert watch.calls == []
+    assert not modules._global_forward_pre_hooks
+
+
+class Turn(int):
+    """A number that counts how often it is compared."""
+
+    compared = 0
+
+    def __hash__(self) -> int:
+        return int(self)
+
+    def __eq__(self, other: object) -> bool:
+        Turn.compared += 1
+        return int(self) == other
+
+
+def test_where_no_training_step_is_found_an_optimizer_step_costs_little() -> None:
+    drawn = random.Random(5)
+    turns = [Turn(drawn.randrange(1000)) for _ in range(looked_at(1000))]
+    Turn.compared = 0
+    assert period_of([OptimizerStep(turn, frozenset()) for turn in turns]) == 0
+    assert Turn.compared < 4 * len(turns)
 
 
 def test_parameters_that_nobody_trains_are_waited_for_but_not_for_ever() -> None:

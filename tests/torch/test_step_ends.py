@@ -69,6 +69,12 @@ def test_one_that_steps_more_often(job: Job) -> None:
     assert job.steps("ddgddg") == [0, 1, 0, 0, 1, 0]
 
 
+def test_a_hundred_optimizers_end_a_step_together(job: Job) -> None:
+    letters = "".join(map(chr, range(1000, 1100)))
+    assert [sum(job.steps(letters)) for _ in range(4)] == [0, 1, 1, 1]
+    assert job.steps(letters)[-1] == 1
+
+
 def test_another_order_is_found_anew(job: Job) -> None:
     assert job.steps("aaa") == [0, 1, 1]
     assert job.steps("bababa") == [0, 0, 0, 1, 0, 1]
