@@ -353,10 +353,10 @@ def tell_curve(arguments: argparse.Namespace, flow: Dataflow) -> None:
 def _why_none(failed: bool) -> str:
     """Why there is nothing to report, and what may help."""
     from sentinel import session
-    from sentinel.session.auto import NO_LOOP
+    from sentinel.session.auto import CUT_SHORT, NO_LOOP
 
     if session.current() is not None:
-        return "ended within the profiled step: end_profile() was not reached"
+        return f"{CUT_SHORT}: end_profile() was not reached"
     if failed:
         return "ended before a step was profiled"
     return f"trained no step under Sentinel: {NO_LOOP}"

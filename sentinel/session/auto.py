@@ -263,6 +263,9 @@ NO_LOOP = (
 )
 """What was looked for, and how it may hide."""
 
+CUT_SHORT = "ended within the profiled step"
+"""What a loop did of which a step began to be profiled, and none was."""
+
 WAIT = 8
 """A script that annotates its model, and begins no session in 8 steps, is taken to leave that to the command line."""
 

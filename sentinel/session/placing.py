@@ -19,7 +19,7 @@ from sentinel.files.disk import check_writable
 from sentinel.reports.forms import form_of
 from sentinel.reports.rank_files import RankFiles
 from sentinel.runtime import RUNTIME
-from sentinel.session.auto import NO_LOOP, Follower
+from sentinel.session.auto import CUT_SHORT, NO_LOOP, Follower
 from sentinel.session.request import Request, settings
 from sentinel.system.launched import SHOWN, Launched, launched, of_this_rank
 from sentinel.system.progress import say
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sentinel.core.machine import Machine
     from sentinel.core.plan import Plan
     from sentinel.reports import Report
+    from sentinel.session.session import Session
 
 
 class Options(TypedDict, total=False):
@@ -126,14 +127,20 @@ class Placing:
         elif last is not None and last.told and RUNTIME.last is not self._before:
             say("this placing() placed nothing: one within it did, and has reported")
             return
-        if RUNTIME.last is self._before:
+        if why := self._why_nothing(last):
             if not failed and not (follower and follower.failed):
-                say(f"nothing was placed: {NO_LOOP}", wrong=True)
+                say(f"nothing was placed: {why}", wrong=True)
         elif self._path:
             report = last.report(bounded=not failed) if last is not None else session.report()
             self._write(report, last.who if last is not None else Launched(), failed=failed)
         if last is not None and RUNTIME.last is not self._before:
             last.told = True
+
+    def _why_nothing(self, last: Session | None) -> str:
+        """Why there is nothing to report; "" where there is something."""
+        if RUNTIME.last is self._before:
+            return NO_LOOP
+        return f"the loop {CUT_SHORT}" if last is not None and last.profile is None and last.plan is None else ""
 
     def _write(self, report: Report, who: Launched, *, failed: bool) -> None:
         """Where it was asked for, or on stderr where no file can be written there any more. `who`: as the session was

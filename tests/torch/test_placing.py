@@ -139,6 +139,20 @@ def test_a_loop_that_is_not_there_costs_a_sentence(capsys: pytest.CaptureFixture
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("report", [None, "r.json"])
+def test_a_loop_that_ends_within_the_profiled_step_is_told(
+    report: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two optimizers that take turns, only one has stepped in it."""
+    one, other = Loop(), Loop()
+    with sentinel.placing(fast="50%", report=report and tmp_path / report, **EMULATED):
+        for loop in (one, other, one, other, one):
+            loop.train(1)
+    assert not sentinel.active()
+    assert capsys.readouterr().err == "sentinel: nothing was placed: the loop ended within the profiled step\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_each_of_nested_placings_tells_of_its_own_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the outer one began one before the inner, and where it began none."""
     for steps in (5, 0):
