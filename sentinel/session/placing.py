@@ -75,6 +75,9 @@ class Placing:
         path = _report_path(self._report)
         session.leave_to_script()
         if RUNTIME.sink is not None and is_file(RUNTIME.overrides.get("slow")):
+            if self._report:
+                told = "the report of the whole run tells of this placing()"
+                say(f"{told}: report={os.fspath(self._report)!r} is not written", wrong=True)
             return  # `sentinel run` began it for the whole script
         before = RUNTIME.placing
         if isinstance(before, Placing) and RUNTIME.sink is before._on_file:

@@ -293,6 +293,26 @@ def test_one_on_a_file_whose_end_was_never_called_ends_with_the_next(next_slow: 
 
 
 @pytest.mark.needs("native")
+def test_one_within_a_whole_script_on_a_file_says_that_its_report_is_not_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `sentinel run --slow file:...`, which has begun before the script."""
+    set_overrides({"fast": "16MiB", "slow": f"file:{folder}=64MiB"})
+    try:
+        sentinel.start_profile()
+        with sentinel.placing(report="mine.html"):
+            Loop().train(2)
+        said = capsys.readouterr().err
+        assert "the report of the whole run tells of this placing(): report='mine.html' is not written" in said
+        with sentinel.placing():
+            Loop().train(2)
+        assert "placing()" not in capsys.readouterr().err
+    finally:
+        set_overrides({})
+        sentinel.stop()
+
+
+@pytest.mark.needs("native")
 def test_one_on_a_file_leaves_the_session_that_the_program_began_since(folder: Path) -> None:
     lost = Placing(Request(fast="16MiB", slow=f"file:{folder}=64MiB"))
     lost.begin()
