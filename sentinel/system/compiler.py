@@ -105,12 +105,11 @@ def compile_once(library: Library) -> Path:
         if target.exists():  # PermissionError where the folder is somebody else's
             return target
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(folder / "lock", "w") as lock:
+        with telling(f"compiling {library.name}, once, into {folder.parent}"), open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
                 _remove_scratch(folder)  # of a build that was killed: who has the lock is the only one to build here
-                with telling(f"compiling {library.name}, once, into {folder.parent}"):
-                    _build(library, compiler, target)
+                _build(library, compiler, target)
     except OSError as error:
         return _compile_for_now(library, compiler, f"{folder}: {error.strerror or error}")
     return target
@@ -158,7 +157,10 @@ def _compiler(name: str) -> str:
 @functools.cache
 def _version(compiler: str) -> str:
     """What the compiler calls itself, but for the name that it was called by."""
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise CapabilityError(f"running {compiler}", error.strerror or str(error), _APT_REMEDY) from error
     return done.stdout.partition(" ")[2] or os.path.realpath(compiler)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sentinel.core.errors import CapabilityError
-from sentinel.system import compiler
+from sentinel.system import compiler, progress
 from sentinel.system.compiler import Library, cache_folder, compile_into, compile_once, made_ahead
 from tests.processes import LONGEST_S, until
 
@@ -238,6 +241,39 @@ def test_a_compiler_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert shutil.which("c++") is None
     with pytest.raises(CapabilityError, match="no C\\+\\+ compiler was found"):
         compile_once(_library(tmp_path / "one"))
+
+
+def test_a_compiler_that_cannot_be_executed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text("#!/no/such/shell\n")
+    broken.chmod(0o700)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(CapabilityError, match=f"running {broken}.*No such file .*name one in CXX"):
+        compile_once(_library(tmp_path / "one"))
+
+
+def test_whoever_waits_for_another_build_says_so(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ranks do that start together."""
+    library = _library(tmp_path / "one")
+    built, said = compile_once(library), threading.Event()
+    built.unlink()
+
+    def tell(text: str, **_: Any) -> None:
+        told.append(text)
+        said.set()
+
+    told: list[str] = []
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "say", tell)
+    with open(built.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=compile_once, args=(library,))
+        waiting.start()
+        assert said.wait(LONGEST_S)
+        assert not built.exists()
+    waiting.join()
+    assert built.exists()
+    assert told[0].startswith(f"compiling answer, once, into {cache}")
 
 
 def test_headers_count_by_what_is_in_them(tmp_path: Path) -> None:
