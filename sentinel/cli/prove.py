@@ -178,7 +178,7 @@ def _require_file(slow: str) -> None:
 def _absolute(slow: str) -> str:
     """Children may be in another folder."""
     word, _, folder = slow.partition(":")
-    return slow if folder == "auto" else f"{word}:{os.path.abspath(folder)}"
+    return slow if folder.partition("=")[0] == "auto" else f"{word}:{os.path.abspath(folder)}"
 
 
 def _require_torch() -> None:

@@ -253,6 +253,14 @@ def test_words_are_checked_before_anything_is_run(tmp_path: Path) -> None:
     assert "kernel" not in {cell.kind for cell in Asked(TWO, "numa:1", None, quick=True, kernel=False).cells()}
 
 
+def test_a_file_on_the_disk_with_most_room_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "_require_file", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    for slow in ("file:auto", "file:auto=64GiB"):
+        assert asked_for(slow, tmp_path, quick=True).file == slow
+    assert asked_for("file:here=1GiB", tmp_path, quick=True).file == f"file:{tmp_path}/here=1GiB"
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "proof"
     words = ["prove", "--quick", "--dry-run", "--slow", "emulated:cxl-asic-x8", "--minutes", "2", "-o", str(out)]
