@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.false_sharing import FalseSharing
+from sentinel.core.plan import ring_sum
 from sentinel.core.rules import first_broken
 from sentinel.core.trace import ESTIMATED, ROLES, LayerId, Quality
 from sentinel.core.units import PAGE_BYTES
@@ -119,15 +120,8 @@ class Profile:
 
     def live_bytes_by_role(self) -> NDArray[np.int64]:
         """(len(ROLES), L) bytes alive in each layer, by role, managed or not."""
-        out = np.zeros((len(ROLES), self.n_layers + 1), np.int64)
         rows = self.tensors
-        length, stop = self.n_layers, rows["stop"].astype(np.int64)
-        np.add.at(out, (rows["role"], rows["start"]), rows["nbytes"])
-        np.add.at(out, (rows["role"], np.minimum(stop, length)), -rows["nbytes"])
-        wraps = stop > length
-        np.add.at(out, (rows["role"][wraps], np.zeros(int(wraps.sum()), np.int64)), rows["nbytes"][wraps])
-        np.add.at(out, (rows["role"][wraps], stop[wraps] - length), -rows["nbytes"][wraps])
-        return out.cumsum(axis=1)[:, :-1]
+        return ring_sum(rows["role"], rows["start"], rows["stop"], rows["nbytes"], len(ROLES), self.n_layers)
 
 
 def allocation_keys(tensors: NDArray[Any]) -> list[tuple[int, int] | None]:
