@@ -17,6 +17,7 @@ from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.plan import Block, Plan, Slot
 from sentinel.core.profile import EXTENT_DTYPE, Profile
 from sentinel.core.ragged import positions
+from sentinel.core.rules import first_broken
 from sentinel.core.units import PAGE_BYTES
 
 RANGE_DTYPE = np.dtype(
@@ -248,21 +249,27 @@ def _range_problems(r: NDArray[Any], t: NDArray[Any], n_layers: int) -> str:
         return ""
     if r["tensor"].min() < 0 or r["tensor"].max() >= len(t) or r["layer"].min() < 0 or r["layer"].max() >= n_layers:
         return "a range names a tensor or layer that is not there"
-    if not t["persistent"][r["tensor"]].all():
-        return "a range is of a tensor that does not live across steps"
-    if r["first_page"].min() < 0 or (r["stop_page"] > -(-t["nbytes"][r["tensor"]] // PAGE_BYTES)).any():
-        return "a range lies outside its tensor"
-    if (r["pages_touched"] < 1).any() or (r["pages_touched"] > r["stop_page"].astype(np.int64) - r["first_page"]).any():
-        return "a range has no pages, or more are touched than it has"
-    if (r["pages_written"] < -1).any() or (r["pages_written"] > r["pages_touched"]).any():
-        return "more pages of a range are written than touched"
     order = np.lexsort((r["first_page"], r["layer"], r["tensor"]))
-    if not (np.diff(order) == 1).all():
-        return "ranges are not sorted by (tensor, layer, first_page)"
     same = (np.diff(r["tensor"]) == 0) & (np.diff(r["layer"]) == 0)
-    if (same & (np.diff(r["first_page"]) == 0)).any():
-        return "a range occurs twice in a layer"
     kinds = np.unique(r[["tensor", "first_page", "stop_page"]])
-    if ((kinds["tensor"][1:] == kinds["tensor"][:-1]) & (kinds["first_page"][1:] < kinds["stop_page"][:-1])).any():
-        return "ranges of one tensor overlap"
-    return ""
+    overlap = (kinds["tensor"][1:] == kinds["tensor"][:-1]) & (kinds["first_page"][1:] < kinds["stop_page"][:-1])
+    broken = first_broken(
+        (not t["persistent"][r["tensor"]].all(), "a range is of a tensor that does not live across steps"),
+        (
+            r["first_page"].min() < 0 or (r["stop_page"] > -(-t["nbytes"][r["tensor"]] // PAGE_BYTES)).any(),
+            "a range lies outside its tensor",
+        ),
+        (
+            (r["pages_touched"] < 1).any()
+            or (r["pages_touched"] > r["stop_page"].astype(np.int64) - r["first_page"]).any(),
+            "a range has no pages, or more are touched than it has",
+        ),
+        (
+            (r["pages_written"] < -1).any() or (r["pages_written"] > r["pages_touched"]).any(),
+            "more pages of a range are written than touched",
+        ),
+        ((np.diff(order) != 1).any(), "ranges are not sorted by (tensor, layer, first_page)"),
+        ((same & (np.diff(r["first_page"]) == 0)).any(), "a range occurs twice in a layer"),
+        (overlap.any(), "ranges of one tensor overlap"),
+    )
+    return broken or ""
