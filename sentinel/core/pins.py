@@ -232,13 +232,16 @@ def put_back(plan: Plan, rest: Rest, profile: Profile, machine: Machine) -> Plan
         Block(offset, room, 0, length, tier, (i,), profile.names[i], persistent=True)
         for i, tier, _, room, offset in rows
     ]
-    first = [Segment(offset, room, tier) for _, tier, _, room, offset in rows]
+    first = [
+        Segment(int(offsets[tiers == tier].min()), int(pages[tiers == tier].sum()), tier)
+        for tier in np.unique(tiers).tolist()
+    ]
     shifted = (replace(slot, offset=slot.offset + shift) for slot in plan.slots)
     fast_bytes = int(pages[tiers == 0].sum())
     return replace(
         plan,
         capacity_bytes=tuple(tier.capacity_bytes for tier in machine.tiers),
-        segments=(*_joined(first), *(replace(each, offset=each.offset + shift) for each in plan.segments)),
+        segments=(*first, *(replace(each, offset=each.offset + shift) for each in plan.segments)),
         slots=tuple(sorted((*own, *shifted), key=lambda slot: slot.tensor)),
         blocks=(*(replace(block, offset=block.offset + shift) for block in plan.blocks), *kept),
         footprint_bytes=plan.footprint_bytes + shift,
@@ -302,14 +305,3 @@ def _without(
     whole = merge_extents(replace(profile, **changes), homes >= 0)
     tensors["managed"][homes >= 0] = False
     return replace(whole, tensors=tensors)
-
-
-def _joined(segments: list[Segment]) -> list[Segment]:
-    """Neighbours of one tier in one segment."""
-    out: list[Segment] = []
-    for each in segments:
-        if out and out[-1].tier == each.tier:
-            out[-1] = Segment(out[-1].offset, out[-1].nbytes + each.nbytes, each.tier)
-        else:
-            out.append(each)
-    return out
