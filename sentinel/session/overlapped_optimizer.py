@@ -215,16 +215,13 @@ class OverlappedOptimizer:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        table = _pre_hooks(optimizer)
-        ours = [key for key, hook in table.items() if isinstance(hook, hooks.Owned) and hook.owner is self]
-        others = [key for key, hook in table.items() if isinstance(hook, hooks.Owned) and hook.owner is not self]
-        for key in (*ours, *others):
-            table.move_to_end(key)
         after: Any = optimizer._optimizer_step_post_hooks
-        ours = [key for key, hook in after.items() if isinstance(hook, hooks.Owned) and hook.owner is self]
-        others = [key for key, hook in after.items() if isinstance(hook, hooks.Owned) and hook.owner is not self]
-        for key in (*ours, *reversed(others)):
-            after.move_to_end(key, last=False)
+        for table, last in ((_pre_hooks(optimizer), True), (after, False)):
+            owners = {key: hook.owner for key, hook in table.items() if isinstance(hook, hooks.Owned)}
+            ours = [key for key, owner in owners.items() if owner is self]
+            others = [key for key, owner in owners.items() if owner is not self]
+            for key in (*ours, *others[:: 1 if last else -1]):
+                table.move_to_end(key, last=last)
 
     def _before(self, optimizer: Optimizer, asked: tuple[Any, ...], named: dict[str, Any]) -> None:
         if os.getpid() != self._process:
