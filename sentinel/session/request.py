@@ -15,6 +15,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.pins import Pins, patterns_in, smallest_in
 from sentinel.core.plan import Plan
+from sentinel.core.rules import require
 from sentinel.core.units import parse_fast
 from sentinel.planner import check_policies
 from sentinel.profiler.pages.trackers import check_words as check_tracker
@@ -105,15 +106,20 @@ _OF_A_FILE = ("cap", "overlap_optimizer")
 def require_file(request: Request) -> None:
     """Raises UsageError for what needs a file as slow memory, where that is another place: a cap on the process, and
     updates in backward."""
-    if is_file(request.slow):
-        return
+    elsewhere, slow = not is_file(request.slow), f"slow={request.slow!r}"
     remedy = 'give slow="file:DIR", or "file:auto" for the fastest local disk'
-    if request.cap is not None:
-        what = f"cap={request.cap!r} with slow={request.slow!r}"
-        raise UsageError(f"{what}: what exceeds a cap needs a file", remedy)
-    if request.overlap_optimizer:
-        what = f"overlap_optimizer=True with slow={request.slow!r}"
-        raise UsageError(f"{what}: it works only with a file as slow tier", remedy)
+    require(
+        (
+            elsewhere and request.cap is not None,
+            f"cap={request.cap!r} with {slow}: what exceeds a cap needs a file",
+            remedy,
+        ),
+        (
+            elsewhere and request.overlap_optimizer,
+            f"overlap_optimizer=True with {slow}: it works only with a file as slow tier",
+            remedy,
+        ),
+    )
 
 
 def require_planning(asked: Request) -> None:
