@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
+from sentinel.core.rules import require
 from sentinel.core.units import format_bytes
 from sentinel.system import numa
 from sentinel.system.limits import available_bytes
@@ -46,19 +47,24 @@ def configuration(memory_bytes: int, address: str = LOOPBACK, port: int = PORT, 
     Raises UsageError for an address that others can reach without a password, for memory that this machine does not
     have, and where nothing can listen at `address` and `port`.
     """
-    if password is None and not _is_loopback(address):
-        raise UsageError(
+    there = available_bytes()
+    require(
+        (
+            password is None and not _is_loopback(address),
             f"{address} can be reached by other machines, and no password is given",
             "write one into a file that only you can read, and give --password-file",
-        )
-    if password is not None and (not password.isprintable() or '"' in password or "\\" in password):
-        raise UsageError("the password has quotes, backslashes or control characters", "give letters and digits")
-    there = available_bytes()
-    if not _LEAST_BYTES <= memory_bytes <= there:
-        raise UsageError(
+        ),
+        (
+            password is not None and (not password.isprintable() or '"' in password or "\\" in password),
+            "the password has quotes, backslashes or control characters",
+            "give letters and digits",
+        ),
+        (
+            not _LEAST_BYTES <= memory_bytes <= there,
             f"{format_bytes(memory_bytes)} of memory is {'too little' if memory_bytes < there else 'too much'} here",
             f"give {format_bytes(_LEAST_BYTES)} to {format_bytes(there)}",
-        )
+        ),
+    )
     _check_listening(address, port)
     lines = [
         f"bind {address}",
