@@ -13,7 +13,8 @@ from pathlib import Path
 from sentinel.core.errors import NativeError
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.system import numa
-from sentinel.system.probes import Missing, Page
+from sentinel.system.numa import Page
+from sentinel.system.probes import Missing
 
 _PAGEMAP_SCAN = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN = struct.Struct("=12Q")

@@ -105,14 +105,24 @@ def policy(address: int) -> tuple[int, tuple[int, ...]]:
     return mode.value, nodes
 
 
+class Page:
+    """A page of this process, touched; gives its address."""
+
+    def __enter__(self) -> int:
+        self._memory = mmap.mmap(-1, PAGE_BYTES)
+        self._memory[0] = 1
+        self._anchor = ctypes.c_char.from_buffer(self._memory)
+        return ctypes.addressof(self._anchor)
+
+    def __exit__(self, *_: object) -> None:
+        del self._anchor
+        self._memory.close()
+
+
 def node_of_fresh_page() -> int:
     """Node on which a page that this thread touches now is put. Raises NativeError."""
-    page = mmap.mmap(-1, PAGE_BYTES)
-    page[0] = 1
-    anchor = ctypes.c_char.from_buffer(page)
-    node = int(residency(ctypes.addressof(anchor), PAGE_BYTES)[0])
-    del anchor
-    page.close()
+    with Page() as address:
+        node = int(residency(address, PAGE_BYTES)[0])
     if node < 0:
         raise NativeError("move_pages", -node, "asked where a fresh page is")
     return node

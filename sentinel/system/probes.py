@@ -17,6 +17,7 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.system import numa, versions
 from sentinel.system.compiler import found_compiler
 from sentinel.system.kernel import system_call
+from sentinel.system.numa import Page
 from sentinel.system.topology import topology as read_topology
 
 _UFFD_USER_MODE_ONLY = 1
@@ -179,17 +180,3 @@ def _userfaultfd(flags: int) -> str:
         os.close(fd)
     features = struct.unpack("=QQQ", answer)[1]
     return f"opened, with {', '.join(name for name, bit in _UFFD_FEATURES.items() if features & bit) or 'no features'}"
-
-
-class Page:
-    """A page of this process, touched; gives its address."""
-
-    def __enter__(self) -> int:
-        self._memory = mmap.mmap(-1, PAGE_BYTES)
-        self._memory[0] = 1
-        self._anchor = ctypes.c_char.from_buffer(self._memory)
-        return ctypes.addressof(self._anchor)
-
-    def __exit__(self, *_: object) -> None:
-        del self._anchor
-        self._memory.close()
