@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.plan import ring_sum
 from sentinel.core.profile import Profile
 from sentinel.core.ragged import ring_layers
 from sentinel.core.units import PAGE_BYTES
@@ -96,16 +97,12 @@ def instants(profile: Profile) -> NDArray[np.int64]:
     if not len(moving):
         return out
     born, died, layer = t["born_event"][moving], t["died_event"][moving], t["start"][moving].astype(np.int64)
-    delta = np.zeros(2 * n + 1, np.int64)
-    np.add.at(delta, born, t["nbytes"][moving])
-    np.add.at(delta, died, -t["nbytes"][moving])
-    turn = delta.cumsum()
     # one place for each layer and event of a birth in it, by layer; of each tensor those at which it is alive:
     # from its own on, and from its layer's first if it lives beyond the ring's end
     places = np.unique(layer * 2 * n + born)
     layers, first, of = np.unique(places // (2 * n), return_index=True, return_inverse=True)
     events = places % (2 * n)
-    alive = (turn[:n] + turn[n : 2 * n])[events]
+    alive = ring_sum(np.zeros(len(moving), np.int64), born, died, t["nbytes"][moving], 1, n)[0][events]
     mine = np.searchsorted(layers, layer)
     low, high = np.searchsorted(places, layer * 2 * n + born), np.searchsorted(places, layer * 2 * n + died)
     upto = np.maximum(np.searchsorted(places, layer * 2 * n + died - n), first[mine])
