@@ -14,6 +14,7 @@ from sentinel import __version__
 from sentinel.cli.common import FAILED, INTERRUPTED, USAGE, code_of
 from sentinel.cli.script import EndsByInterrupt
 from sentinel.core.errors import SentinelError
+from sentinel.system.progress import on_stderr
 
 _EPILOG = """\
 a typical session:
@@ -75,21 +76,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SentinelError as error:
         if debug:
             raise
-        print(f"sentinel: {error}", file=sys.stderr)
+        on_stderr(f"sentinel: {error}")
         return code_of(error)
     except OSError as error:
         if debug:
             raise
         if error.filename is None and isinstance(error, FileNotFoundError) and _folder_was_removed():
-            print("sentinel: the current folder was removed; go to one that is there", file=sys.stderr)
+            on_stderr("sentinel: the current folder was removed; go to one that is there")
         elif error.filename is None:  # of no file that is named: most often what is printed, on a full disk
             _leave_stdout()
-            print(f"sentinel: {error.strerror or error}; `sentinel --debug VERB` shows where", file=sys.stderr)
+            on_stderr(f"sentinel: {error.strerror or error}; `sentinel --debug VERB` shows where")
         else:
-            print(f"sentinel: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
+            on_stderr(f"sentinel: {error.filename}: {error.strerror}; check the path")
         return FAILED
     except KeyboardInterrupt:
-        print("sentinel: interrupted", file=sys.stderr)
+        on_stderr("sentinel: interrupted")
         return INTERRUPTED
     except EndsByInterrupt:
         sys.excepthook = lambda *_: None  # it was shown

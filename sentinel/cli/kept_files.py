@@ -35,6 +35,14 @@ COST_SHARE = 0.01
 """Such reports take at most so much of the run's time."""
 
 
+def require_form(report: str | None) -> None:
+    """Raises UsageError where no report has the form that this name asks for."""
+    if report and report != SHOWN:
+        from sentinel.reports.forms import form_of
+
+        form_of(report)
+
+
 class KeptFiles(Observer):
     """Writes profile and plan as soon as there are any, the report now and then, and all of them at the end.
 
@@ -74,10 +82,6 @@ class KeptFiles(Observer):
         """
         paths = (arguments.report, arguments.save_plan, arguments.save_profile, arguments.save_run)
         report, plan, profile, run = (of_this_rank(path) if path else "" for path in paths)
-        if report and report != SHOWN:
-            from sentinel.reports.forms import form_of
-
-            form_of(report)
         plan_read, machine_read = said(arguments, "plan"), said(arguments, "machine")
         read = (script, plan_read, plan_read and of_this_rank(plan_read), machine_read)
         nouns = [path for path in (plan, profile, run) if path]
@@ -302,7 +306,6 @@ def _folder_here() -> str:
 
 def _is_ours(path: str) -> bool:
     """Whether a report may take the place of what is at `path`: nothing, or an earlier report."""
-    from sentinel.files.disk import may_be_written
-    from sentinel.reports.html.shell import BEGINS
+    from sentinel.files.disk import PAGE_BEGINS, may_be_written
 
-    return may_be_written(path, BEGINS.encode())
+    return may_be_written(path, PAGE_BEGINS.encode())

@@ -6,12 +6,12 @@ import argparse
 import atexit
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from sentinel.cli.before_torch import AfterTorch, away_from, is_loaded, refused_apart, require_torch
 from sentinel.cli.common import (
     MACHINES,
     POLICIES,
@@ -24,11 +24,11 @@ from sentinel.cli.common import (
     whole_number,
 )
 from sentinel.cli.early_end import Enough, StepLimit, before_sigterm
-from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
+from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles, require_form
 from sentinel.cli.launchers import require_no_launcher
 from sentinel.cli.live import Live
 from sentinel.cli.script import BY_INTERRUPT, EndsByInterrupt, module_named, run_as_main, script_at
-from sentinel.cli.script_session import prepare_session, said, settings_wherever_the_script_goes
+from sentinel.cli.script_session import asked_by, prepare_session, said, settings_wherever_the_script_goes, words_of
 from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.interrupts import is_interrupt
@@ -36,7 +36,7 @@ from sentinel.core.rules import require
 from sentinel.core.units import parse_fast
 from sentinel.runtime import RUNTIME
 from sentinel.system import progress
-from sentinel.system.progress import say
+from sentinel.system.progress import on_stderr, say
 
 if TYPE_CHECKING:
     from sentinel.session.auto import Follower
@@ -156,21 +156,52 @@ def execute(arguments: argparse.Namespace) -> int:
     require_a_watched_step(arguments)
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     kept = KeptFiles.asked_for(arguments, script.path)
-    bind_cpus(arguments.cpus)
+    if arguments.cpus is not None:
+        bind_cpus(arguments.cpus)
     progress.ONLY_WRONG = arguments.quiet
     tell_of_misplaced_options(arguments)
-    follower = prepare_session(arguments)
+    require_torch()
+    words = words_of(arguments)
+
+    def check() -> None:
+        require_form(arguments.report)
+        asked_by(words)
+
+    if is_loaded():
+        check()
+    elif (words or RUNTIME.configured or arguments.report) and (refused := refused_apart(check, debug=arguments.debug)):
+        return refused
     story, limit, process = Story(dry=arguments.dry_run), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
     sigterm_waits = before_sigterm(lambda: write_what_is_known(kept))
     live = Live() if arguments.live else None
-    watch(story, kept, limit, sigterm_waits, live=live, quiet=arguments.quiet)
+    follower: Follower | None = None
+
+    def begin() -> None:
+        nonlocal follower
+        try:
+            with away_from(script.folder):
+                if arguments.cpus is None:
+                    bind_cpus(None)
+                follower = prepare_session(arguments)
+                watch(story, kept, limit, sigterm_waits, live=live, quiet=arguments.quiet)
+        except SentinelError:
+            raise
+        except Exception as error:  # as modules of the script's that have names of Python's own
+            if is_interrupt(error):
+                raise
+            say(f"training goes on without Sentinel, which cannot begin: {error}", wrong=True)
+
+    if is_loaded():
+        begin()
+    else:
+        AfterTorch(begin)
     RUNTIME.shows_uncaught = True  # what the script does not catch ends the session below, and not as it is shown
     try:
         status = run_as_main(script, arguments.arguments)
     except SentinelError as error:
         if arguments.debug:
             raise
-        print(f"sentinel: {error}", file=sys.stderr)
+        on_stderr(f"sentinel: {error}")
         status = code_of(error)
 
     def end() -> None:
@@ -194,14 +225,21 @@ def once_nothing_trains(end: Callable[[], None]) -> None:
     """`end()`: now, where the script's main code is all there is to it. Python waits for other threads before it ends,
     and such a one may train, or may be about to: then as Python ends, before the script's exit functions. To wait here
     would take for ever for threads that end only once Python has begun to end."""
-    from sentinel import session
-
     waited_for = any(not each.daemon for each in threading.enumerate() if each is not threading.current_thread())
-    last = session.current()
-    if waited_for and (last is None or last.away):
+    if waited_for and _trains_elsewhere():
         atexit.register(end)
     else:
         end()
+
+
+def _trains_elsewhere() -> bool:
+    """Whether it is not this thread whose steps a session follows, or may come to follow."""
+    if RUNTIME.last is None:
+        return True
+    from sentinel import session
+
+    last = session.current()
+    return last is None or last.away
 
 
 _OF_A_PLAN = {
@@ -279,11 +317,12 @@ def watch(
 def write_what_is_known(kept: KeptFiles) -> None:
     """Plan, profile, run and report as they stand, while the session goes on, and without the search for the bound:
     whoever ends the process may not wait for it."""
-    from sentinel import session
-
-    last = session.current()
     try:
-        report = session.report(bounded=False) if last is None else last.report(bounded=False)
+        if RUNTIME.last is None:
+            raise UsageError("report(): no session began", "train a step")
+        from sentinel import session
+
+        report = session.report(bounded=False) if (last := session.current()) is None else last.report(bounded=False)
     except UsageError:  # its remedy is for who calls report()
         say("ended by SIGTERM before a step was profiled, so there is no report", wrong=True)
         return
@@ -305,9 +344,15 @@ def bind_cpus(cpus: str | None) -> None:
 
 
 def finish(
-    arguments: argparse.Namespace, follower: Follower, kept: KeptFiles, limit: StepLimit, *, failed: bool
+    arguments: argparse.Namespace, follower: Follower | None, kept: KeptFiles, limit: StepLimit, *, failed: bool
 ) -> None:
-    """The script has ended: write report, plan, profile and run, and tell how it went. `failed`: the script did."""
+    """The script has ended: write report, plan, profile and run, and tell how it went. `failed`: the script did.
+    `follower`: None where it has not imported torch."""
+    if follower is None:
+        kept.end_without_report(failed=failed)
+        why = _BEFORE_A_STEP if failed else "trained no step under Sentinel: it did not import torch"
+        say(f"{arguments.script} {why}", wrong=True)
+        return
     import sentinel
     from sentinel import session
 
@@ -345,9 +390,12 @@ def tell_curve(arguments: argparse.Namespace, flow: Dataflow) -> None:
     asked = None if asked is None else str(asked)  # a file of settings may have a number
     pins = None if flow.plan is None else pins_of(flow.plan.details)
     try:
-        print(curve_text(arguments.script, flow.profile, flow.machine, asked, pins), file=sys.stderr)
+        on_stderr(curve_text(arguments.script, flow.profile, flow.machine, asked, pins))
     except SentinelError as error:  # the report is written already
         say(f"no curve of fast memory: {error}", wrong=True)
+
+
+_BEFORE_A_STEP = "ended before a step was profiled"
 
 
 def _why_none(failed: bool) -> str:
@@ -358,5 +406,5 @@ def _why_none(failed: bool) -> str:
     if session.current() is not None:
         return f"{CUT_SHORT}: end_profile() was not reached"
     if failed:
-        return "ended before a step was profiled"
+        return _BEFORE_A_STEP
     return f"trained no step under Sentinel: {NO_LOOP}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.rules import require
+from sentinel.system.progress import on_stderr
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -199,5 +200,5 @@ def status_of(leaving: SystemExit) -> int:
         return 0
     if isinstance(leaving.code, int):
         return leaving.code & 0xFF
-    print(leaving.code, file=sys.stderr)
+    on_stderr(str(leaving.code))
     return 1

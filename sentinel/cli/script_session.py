@@ -14,6 +14,7 @@ from sentinel.system.launched import of_this_rank
 
 if TYPE_CHECKING:
     from sentinel.session.auto import Follower
+    from sentinel.session.request import Request
     from sentinel.system.configuration import Setting
 
 
@@ -31,21 +32,17 @@ def said(arguments: argparse.Namespace, name: str) -> Any:
     return configured[name].value if given is None and name in configured else given
 
 
-def prepare_session(arguments: argparse.Namespace) -> Follower:
-    """Hand the words of the command line to the session that begins with the script's loop. Returns who finds that.
+def words_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of a session."""
+    return {name: word for name in (*WORDS, *PINS) if (word := getattr(arguments, name)) is not None}
 
-    Raises what that session would raise for them, also where a node is named whose memory can't be placed on here.
-    With "auto" training goes on without.
-    """
-    from sentinel import need_torch
 
-    need_torch()
-    from sentinel.session import Request, set_overrides, start_profile
+def asked_by(words: dict[str, Any]) -> Request:
+    """What the session is asked for that begins with the script's loop. Raises what that session would raise for its
+    words, also where a node is named whose memory can't be placed on here. With "auto" training goes on without."""
     from sentinel.session.asked_machine import machine_of
-    from sentinel.session.request import settled
-    from sentinel.tiers.file_tier import is_file
+    from sentinel.session.request import Request, settled
 
-    words = {name: word for name in (*WORDS, *PINS) if (word := getattr(arguments, name)) is not None}
     if "plan" in words and os.path.exists(own := of_this_rank(words["plan"])):
         words["plan"] = own  # as --save-plan wrote it
     asked = settled(Request(**words), words)
@@ -53,11 +50,21 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     if asked.slow.startswith("numa:"):
         machine_of(asked)
     require_tracker(asked.tracker)
+    return asked
+
+
+def prepare_session(arguments: argparse.Namespace) -> Follower:
+    """Hand the words of the command line to the session that begins with the script's loop. Returns who finds that.
+    Raises what `asked_by` raises."""
+    from sentinel.session import set_overrides, start_profile
+    from sentinel.session.auto import Follower
+    from sentinel.tiers.file_tier import is_file
+
+    words = words_of(arguments)
+    asked = asked_by(words)
     if is_file(asked.slow):  # also by a setting: what begins before the script holds whatever the script asks for
         words["slow"] = asked.slow
     set_overrides(wherever_the_script_goes(words))
-    from sentinel.session.auto import Follower
-
     follower = Follower()
     if is_file(asked.slow):
         start_profile()  # before the script builds its model, and without a loop to be found

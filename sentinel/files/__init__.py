@@ -4,8 +4,14 @@ Machine and Plan are JSON; Trace, Profile, Run and Layout are safetensors contai
 here runs code found in a file, and nothing allocates what a header claims before the file's own length agrees.
 """
 
-from sentinel.files.digests import Noun, digest, with_origin
-from sentinel.files.save_load import load, load_machine, load_plan, load_profile, load_run, load_trace, save
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sentinel.files.digests import Noun, digest, with_origin
+    from sentinel.files.save_load import load, load_machine, load_plan, load_profile, load_run, load_trace, save
 
 __all__ = [
     "Noun",
@@ -19,3 +25,11 @@ __all__ = [
     "save",
     "with_origin",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is in its modules, which need NumPy: `disk` does not, and is needed before it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "digests" if name in ("Noun", "digest", "with_origin") else "save_load"
+    return getattr(import_module(f"sentinel.files.{module}"), name)

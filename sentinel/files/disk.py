@@ -15,6 +15,14 @@ from sentinel.core.units import format_bytes
 
 PathLike = str | os.PathLike[str]
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""Content security policy: nothing is fetched, from anywhere."""
+PAGE_BEGINS = (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+)
+"""By this a page of Sentinel is known, and may be overwritten by another one."""
+
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),

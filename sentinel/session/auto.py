@@ -84,7 +84,7 @@ class Follower:
     def finish(self) -> None:
         """The script has ended: a profiled step that no further step followed is ended here."""
         try:
-            if not self.done and self._period and not self._left and session.profiling():
+            if not self.done and self._period and not self._left and session.is_profiling():
                 self.done = True
                 self._guard(session.end_profile)
         finally:
@@ -191,7 +191,7 @@ class Follower:
 
     def _at_boundary(self) -> None:
         """A period has ended and the next one begins."""
-        if session.profiling():
+        if session.is_profiling():
             self.done = True
             session.end_profile()
             self.leave()

@@ -58,13 +58,23 @@ def _shown_by(handler: Any) -> bool:
     return stream is not None and stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
 
 
+NO_STDERR = (OSError, ValueError, AttributeError, RuntimeError)
+"""What comes where stderr is full, closed, None, or within a write."""
+
+
+def on_stderr(line: str) -> None:
+    """The line, if stderr takes it: what is said there is not worth what else was to be done."""
+    with contextlib.suppress(*NO_STDERR):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
 def _print(sentence: str) -> None:
     """On a line of its own: a progress bar that stands there is drawn again below it. Where stderr takes nothing,
     nothing is said."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # full, closed, None, within a write
+    with contextlib.suppress(*NO_STDERR):
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{clear}sentinel: {sentence}\n")
-        sys.stderr.flush()
+        on_stderr(f"{clear}sentinel: {sentence}")
 
 
 def warn(sentence: str, stacklevel: int) -> None:

@@ -39,7 +39,7 @@ class Watch:
         monkeypatch.setattr(session, "end_profile", lambda: self._call("end"))
         monkeypatch.setattr(session, "current", lambda: self._session)
         self.profiling = False
-        monkeypatch.setattr(session, "profiling", lambda: self.profiling)
+        monkeypatch.setattr(session, "is_profiling", lambda: self.profiling)
         monkeypatch.setattr(RUNTIME, "finder", None)
         self.follower = auto.Follower()
 

@@ -20,7 +20,7 @@ import pytest
 from sentinel import files, planner
 from sentinel.cli import early_end, fast_memory_curve, kept_files, live, run
 from sentinel.cli.early_end import Enough, StepLimit
-from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
+from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles, require_form
 from sentinel.core.counters import Counters
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.pins import Pins
@@ -78,7 +78,7 @@ def test_names_have_the_rank_from_where_it_is_known(tmp_path: Path, monkeypatch:
 
 def test_what_could_not_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        KeptFiles.asked_for(asked(report=str(tmp_path / "r.docx")))
+        require_form(str(tmp_path / "r.docx"))
     with pytest.raises(FormatError, match="there is no folder"):
         KeptFiles.asked_for(asked(save_plan=str(tmp_path / "none" / "plan")))
     assert KeptFiles.asked_for(asked(report="-")).report == "-"

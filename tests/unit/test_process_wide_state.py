@@ -28,9 +28,15 @@ ELSEWHERE = {
     "proving/cell_process.py: calls signal.signal": "in a child that does one thing and ends",
     "data/loader_workers.py: calls signal.signal": "in a worker, which its trainer ends",
     # what ends with the process
+    "cli/before_torch.py: calls sys.meta_path.insert": "until the script, which is the process's, has imported torch",
+    "cli/before_torch.py: calls sys.meta_path.remove": "as above",
+    "cli/before_torch.py: calls sys.modules.pop": "the script's, which it has again as the block ends",
+    "cli/before_torch.py: calls sys.modules.update": "as above",
+    "cli/before_torch.py: sets sys.modules": "Python's own modules, which it looks for again when the script asks",
+    "cli/before_torch.py: calls sys.path.insert": "as above",
     "cli/run.py: calls atexit.register": "the verb that ends with the process, where a thread of the script trains on",
-    "session/__init__.py: calls atexit.register": "stock allocation is back before the interpreter goes",
-    "session/__init__.py: sets sys.excepthook": "as above, where the interpreter lives on; Runtime.shows_uncaught",
+    "session/calls.py: calls atexit.register": "stock allocation is back before the interpreter goes",
+    "session/calls.py: sets sys.excepthook": "as above, where the interpreter lives on; Runtime.shows_uncaught",
     "system/compiler.py: calls atexit.register": "a temporary folder of this process alone",
     "data/reading_thread.py: calls atexit.register": "threads that bring samples are at their end before it",
     # libraries: the loader maps each once in a process, whatever we keep

@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from importlib import resources
 
 from sentinel.core.units import counted
+from sentinel.files.disk import PAGE_BEGINS
 from sentinel.reports.grades import HOW_MADE
 from sentinel.reports.html.svg import PATTERNS, escape, tag
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""Content security policy: nothing is fetched, from anywhere."""
-BEGINS = (
-    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-    f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-)
-"""By this a page of Sentinel is known, and may be overwritten by another one."""
 SERIOUS_SHOWN = 3
 _MARKED = '<div id="marked" role="status" hidden><span></span> <button type="button">clear</button></div>'
 """Says which tensors a click has marked."""
@@ -26,7 +20,7 @@ def document(title: str, body: str) -> str:
     files = resources.files("sentinel.reports.html")
     style, script = ((files / name).read_text("utf-8") for name in ("style.css", "script.js"))
     return (
-        f'{BEGINS}<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'{PAGE_BEGINS}<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>\n{style}</style></head><body>{PATTERNS}"
         f'<main>{body}</main>{_MARKED}<div id="tip" role="status" hidden></div>'
         f"<script>\n{script}</script></body></html>\n"
