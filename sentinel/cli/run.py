@@ -158,7 +158,7 @@ def execute(arguments: argparse.Namespace) -> int:
     kept = KeptFiles.asked_for(arguments, script.path)
     if arguments.cpus is not None:
         bind_cpus(arguments.cpus)
-    progress.ONLY_WRONG = arguments.quiet
+    progress.ONLY_WRONG, progress.STDOUT_IS_THE_SCRIPTS = arguments.quiet, True
     tell_of_misplaced_options(arguments)
     require_torch()
     words = words_of(arguments)

@@ -42,6 +42,7 @@ def script_at(path: str) -> Script:
             f"{path} is no training script, it runs scripts",
             "leave it out: `sentinel run train.py` runs a script as Python does, `-m` a module",
         ),
+        (os.path.isdir(path), f"{path} is a folder, no script", f"name the script in it, such as {path}/__main__.py"),
         (path == "-", "-: a script is read from a file", "`sentinel run /dev/stdin < train.py` reads one from stdin"),
     )
     with open(path, "rb") as file:

@@ -39,7 +39,7 @@ class Story(Observer):
     def plan_made(self, plan: Plan) -> None:
         """See Observer."""
         if plan.provisional:
-            say("the profiled step was not like the following ones: the next whole step is profiled too")
+            say("the profiled step is not enough for a plan (the report says why): the next whole step is profiled too")
         self._planned = not plan.provisional
 
     def plan_applied(self, plan: Plan, machine: Machine, ranges: object) -> None:

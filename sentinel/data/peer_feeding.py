@@ -161,7 +161,9 @@ class PeerFeeding(Feeding):
         provider, late = self._provider, int(self._late.sum())
         not_provided = f"{provider.failed} chunks were not provided to other ranks (the last: {provider.failure})"
         full = "start it with more memory; what a job that was killed has left there goes after an hour"
-        found = holding((has_single_samples(self._layout), SINGLE_SAMPLES), (provider.failed, not_provided))
+        found = holding(
+            (has_single_samples(self.samples.layout or self._layout), SINGLE_SAMPLES), (provider.failed, not_provided)
+        )
         for peer in dict.fromkeys(rank.peer for rank in self._ranks):
             silences, refusals, named = peer.silences, peer.refusals, f"the peer {peer.address}"
             found += holding(

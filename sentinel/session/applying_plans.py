@@ -100,8 +100,8 @@ class ApplyingPlans(State):
         bucket = self._context.applying.add(flow)
         if bucket.number:
             self._context.notes.append(
-                f"after {self.steps} steps: a shape without a plan came a second time and was profiled (bucket"
-                f" {bucket.number})"
+                f"after {counted(self.steps, 'step')}: a step with other operators or sizes came a second time and was"
+                f" profiled (bucket {bucket.number})"
             )
         self._hold_to_one_budget(self._renew)
         return self.apply(bucket)
@@ -212,7 +212,7 @@ class ApplyingPlans(State):
             if bucket.engine is not None:
                 bucket.engine.look_soon()
         why = "the job had other tensors (loaded, or of another model): they moved into managed memory"
-        _note_once(context, f"after {self.steps} steps: {why}")
+        _note_once(context, f"after {counted(self.steps, 'step')}: {why}")
 
     def _time_layers(self, bucket: Bucket) -> None:
         """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""

@@ -285,7 +285,8 @@ def _is_slow(best: int, lately: int) -> bool:
 def _about_slow(tier: FileTier, moved: str, best: int, lately: int) -> str:
     return (
         f"The disk of {tier.folder} has become slow: it was {moved} at {format_bytes(best)}/s, and last at"
-        f" {format_bytes(lately)}/s. Steps wait for it. See who else uses it (iostat), or name a directory on another"
+        f" {format_bytes(lately)}/s. Steps wait for it. See who else uses it (iostat), or the"
+        " processors that transfers need (top), or name a directory on another disk"
     )
 
 

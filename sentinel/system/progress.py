@@ -20,6 +20,8 @@ QUIET_SECONDS, AGAIN_SECONDS = 2.0, 5.0
 """Work shorter than the first is not announced; longer work says so again each time that the second is over."""
 ONLY_WRONG = False
 """Whether only what went wrong is said: `sentinel run --quiet`."""
+STDOUT_IS_THE_SCRIPTS = False
+"""Whether nothing of ours may be there, also by a handler of the program's: `sentinel run`."""
 
 
 def say(sentence: str, *, wrong: bool = False) -> None:
@@ -39,6 +41,8 @@ def _logged(sentence: str, *, wrong: bool) -> bool:
         logger = logging.getLogger(LOGGER)
         level = logging.WARNING if wrong else logging.INFO
         takers = [handler for handler in _handlers(logger) if handler.level <= level]
+        if STDOUT_IS_THE_SCRIPTS and any(_stream(handler) in (sys.stdout, sys.__stdout__) for handler in takers):
+            return False
         if takers and logger.isEnabledFor(level):
             logger.log(level, "%s", sentence)
             return any(_shown_by(handler) for handler in takers)
@@ -54,8 +58,12 @@ def _handlers(logger: Any) -> Iterator[Any]:
 
 def _shown_by(handler: Any) -> bool:
     """Whether it writes where we do."""
-    stream = getattr(handler, "stream", None) or getattr(getattr(handler, "console", None), "file", None)
-    return stream is not None and stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    return _stream(handler) in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+
+
+def _stream(handler: Any) -> Any:
+    """Where it writes; itself where that is not known."""
+    return getattr(handler, "stream", None) or getattr(getattr(handler, "console", None), "file", None) or handler
 
 
 NO_STDERR = (OSError, ValueError, AttributeError, RuntimeError)

@@ -180,7 +180,7 @@ def test_a_shape_has_its_bucket_once_its_plan_is_made(beside: Beside, fast: str,
     assert session.state.shapes.in_vain == 0
     assert len({bucket.plan.capacity_bytes for bucket in session.context.applying.buckets}) == 1
     assert len(beside.processes) >= 2 + renewed  # refined, the shape, the other's budget
-    assert any("a shape without a plan came a second time" in note for note in session.notes)
+    assert any("a step with other operators or sizes came a second time" in note for note in session.notes)
     assert sentinel.stop().steps["in_step"][-4:].all()
 
 

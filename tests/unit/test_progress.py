@@ -131,6 +131,14 @@ def test_what_a_terminal_handler_shows_is_not_said_twice(capsys: pytest.CaptureF
     assert capsys.readouterr() == ("", "a step is watched\nit failed\n")
 
 
+def test_under_run_nothing_is_logged_to_the_stdout_of_the_script(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "STDOUT_IS_THE_SCRIPTS", True)
+    said(logging.StreamHandler(sys.stdout))
+    assert capsys.readouterr() == ("", "sentinel: a step is watched\nsentinel: it failed\n")
+
+
 def test_what_goes_to_a_file_is_shown_as_ever(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kept = logging.FileHandler(tmp_path / "log")
     kept.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
