@@ -79,8 +79,8 @@ tensors have there, which is counted for all placements (Fast bytes, below).
 
 **It was changed once more, after the first results by that rule**: a step of DLRM uses a part of its tables, and only
 that was counted as tensors'. So the others got 195 MiB beside a budget of 40, and had nearly everything in fast memory
-(0.0 to 2.9 MiB over the link). Tensors are no less than the footprint since then; DLRM and ResNet, which got 77 MiB, were
-run again, GPT-2 and LSTM get the same by either rule."""
+(0.0 to 2.9 MiB over the link). Tensors are no less than the footprint since then. DLRM and ResNet, where the others got
+77 MiB, were run again; in GPT-2 and LSTM they get the same by either rule."""
 _NOT_COUNTED = """**These results are older than a change of what the others get beside the budget**: here that room
 is what all-fast took of the node beyond the most that live tensors hold together, and memory that malloc keeps for the
 next tensor is a part of that. So tensors of the others may have had more than our budget: what they had was not counted
