@@ -66,8 +66,8 @@ int make_view(sn::ArmRange &range) {
 int make_memfd(sn::ArmRange &range) {
   const long fd = sn_system(SYS_memfd_create, sn::arg("sentinel"), MFD_CLOEXEC, 0, 0, 0, 0);
   if (fd < 0) return static_cast<int>(fd);
-  range.fd = static_cast<int>(fd);
-  const long sized = sn_system(SYS_ftruncate, fd, sn::arg(range.nbytes), 0, 0, 0, 0);
+  range.fd = sn::out_of_the_way(static_cast<int>(fd));
+  const long sized = sn_system(SYS_ftruncate, range.fd, sn::arg(range.nbytes), 0, 0, 0, 0);
   if (sized != 0) return static_cast<int>(sized);
   const int error = make_view(range);
   // A shared policy belongs to the file: set through any mapping, it holds for every one.
@@ -255,7 +255,7 @@ int arm_register() {
     request.mode = UFFDIO_REGISTER_MODE_WP;
     error = sn_system(SYS_ioctl, fd, UFFDIO_REGISTER, arg(&request), 0, 0, 0);
   }
-  armed.uffd = static_cast<int>(fd);
+  armed.uffd = out_of_the_way(static_cast<int>(fd));
   if (error != 0) shut(armed.uffd);  // closing ends what was registered
   return static_cast<int>(error);
 }

@@ -62,7 +62,7 @@ int Guard::open() {
   if (fd_ >= 0) return 0;
   const int fd = open_with_features();
   if (fd < 0) return fd;
-  fd_ = fd;
+  fd_ = out_of_the_way(fd);
   open_ = true;
   return 0;
 }

@@ -74,7 +74,7 @@ int read_entries(uint64_t from, uint64_t to) {
 int start() {
   const long fd = sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0);
   if (fd < 0) return static_cast<int>(fd);
-  pagemap = static_cast<int>(fd);
+  pagemap = sn::out_of_the_way(static_cast<int>(fd));
   can_scan = scan(sn::armed.ranges[0].base, sn::armed.ranges[0].base + sn::kArmPage) == 0;
   sn::arm_register();
   return 0;

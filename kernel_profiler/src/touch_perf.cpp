@@ -101,7 +101,7 @@ int watch(pid_t thread, int cpu) {
   const long opened = open_event(thread, cpu);
   if (opened == -ESRCH || opened == -ENODEV) return 0;  // the thread has ended; the processor is off
   if (opened < 0) return static_cast<int>(opened);
-  int fd = static_cast<int>(opened);
+  int fd = sn::out_of_the_way(static_cast<int>(opened));
   for (const Ring &ring : watched.rings)
     if (cpu >= 0 && ring.cpu == cpu) {
       watched.events.push_back(fd);
@@ -312,8 +312,9 @@ int open_all() {
 
 int start_draining() {
   watched.waits.reserve(1);
-  wake_up = static_cast<int>(sn_system(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK, 0, 0, 0, 0));
-  if (wake_up < 0) return wake_up;
+  const long fd = sn_system(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK, 0, 0, 0, 0);
+  if (fd < 0) return static_cast<int>(fd);
+  wake_up = sn::out_of_the_way(static_cast<int>(fd));
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads

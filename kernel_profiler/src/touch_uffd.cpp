@@ -156,13 +156,13 @@ long try_continue() {
 int start() {
   long fd = sn::uffd_open();
   if (fd < 0) return static_cast<int>(fd);
-  sn::armed.uffd = static_cast<int>(fd);
+  sn::armed.uffd = sn::out_of_the_way(static_cast<int>(fd));
   long error = register_all();
   if (error == 0) error = try_continue();
   if (error != 0) return static_cast<int>(error);
   fd = sn_system(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK, 0, 0, 0, 0);
   if (fd < 0) return static_cast<int>(fd);
-  wake_up = static_cast<int>(fd);
+  wake_up = sn::out_of_the_way(static_cast<int>(fd));
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are for the program's threads

@@ -1,6 +1,7 @@
 // Memory that changes its backing under live addresses: its bytes never change, whichever call fails.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -129,8 +130,35 @@ void any_call_may_fail() {
 
 int open_descriptors() {
   int count = 0;
-  for (int fd = 0; fd < 256; fd++) count += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  for (int fd = 0; fd < 4096; fd++) count += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
   return count;
+}
+
+// What it does not know are descriptors below 256; what it opens next has their numbers.
+void a_program_may_close_what_it_does_not_know() {
+  constexpr int kBelow = 256;
+  rlimit limit = {};
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  if (limit.rlim_cur / 4 * 3 < kBelow) return;
+  for (const int kind : {SN_TOUCH_PAGEMAP, SN_TOUCH_PERF, SN_TOUCH_UFFD}) {
+    fill(11);
+    CHECK(sn_arm_back(base, kBytes, guarded) == 0);
+    const bool watched = sn_touch_start(kind, nullptr, kPages) == 0;
+    for (int fd = 3; fd < kBelow; fd++) close(fd);
+    for (int fd = 3; fd < kBelow; fd++) {
+      CHECK(memfd_create("theirs", MFD_CLOEXEC) == fd);
+      CHECK(write(fd, "theirs", 6) == 6 && lseek(fd, 0, SEEK_SET) == 0);
+    }
+    if (watched) CHECK(sn_touch_mark(0) == 0);
+    fill(12);
+    if (watched) CHECK(sn_touch_stop() == 0);
+    CHECK(sn_arm_unback() == 0);
+    CHECK(holds(12) && !is_shared());
+    for (int fd = 3; fd < kBelow; fd++) {
+      char text[8];
+      CHECK(read(fd, text, sizeof text) == 6 && memcmp(text, "theirs", 6) == 0 && close(fd) == 0);
+    }
+  }
 }
 
 // Of a range that huge pages fit, the trial of them included: it leaves nothing open, and the range works without.
@@ -469,8 +497,10 @@ int main() {
   swapped_pages_come_along();
   a_range_that_stays_shared_is_filled_and_watched_on();
   a_range_that_is_half_private_keeps_its_bytes();
+  a_program_may_close_what_it_does_not_know();
   guarded = sn_arm_guarded() == 0 ? 1 : 0;  // test_arm_writers fails its calls
   swapped_pages_come_along();
+  a_program_may_close_what_it_does_not_know();
   fill(5);
   a_child_has_its_own_bytes();
   a_child_copies_where_its_parent_could_not();
