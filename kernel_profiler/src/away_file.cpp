@@ -160,17 +160,18 @@ int AwayFile::reserve(uint64_t nbytes, const char **step) {
   return call(SYS_ftruncate, fd_, arg(nbytes));
 }
 
-// Some file systems take the flag and refuse the transfer.
+// Some file systems take the flag and refuse the transfer, or are too busy for it.
 int AwayFile::try_direct(const char **step) {
   *step = "trying a direct transfer (pread)";
   const long page = map(0, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
   if (page < 0) return static_cast<int>(page);
-  int error;
-  do {
+  int error = -EAGAIN;
+  for (int in_vain = 0; error == -EINTR || (error == -EAGAIN && in_vain < kPatience); in_vain += error == -EAGAIN ? 1 : 0) {
+    if (in_vain != 0) nap();
     error = call(SYS_pread64, fd_, page, kPage, 0);
-  } while (error == -EINTR || error == -EAGAIN);
+  }
   unmap(static_cast<uint64_t>(page), kPage);
-  if (error == -EINVAL) {
+  if (error == -EINVAL || error == -EAGAIN) {
     direct_ = false;
     error = call(SYS_fcntl, fd_, F_SETFL, 0);
   }

@@ -330,6 +330,24 @@ void a_named_file_loses_its_name(sn_system_call system, uint32_t direct) {
   CHECK(rmdir("frames-test") == 0);
 }
 
+// One that is too busy for the first direct transfer, however often that is tried.
+long always_busy(long number, const long a[6]) {
+  if (number == SYS_pread64 && a[2] == 4096 && (fcntl(static_cast<int>(a[0]), F_GETFL) & O_DIRECT) != 0) return -EAGAIN;
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+void a_disk_that_is_too_busy_is_used_through_the_page_cache() {
+  sn_system_replace(always_busy);
+  sn_frames *frames = open_frames(request_of(2, 2, 2));
+  CHECK(facts(frames).direct == 0);
+  CHECK(sn_frames_attach(frames, 0, 2) == 0);
+  write_marks(facts(frames).base, 2, 9);
+  CHECK(leave(frames, 0, 2).moved == 2 && marks_hold(facts(frames).base, 2, 9));
+  close_frames(frames);
+  sn_system_replace(nullptr);
+}
+
 void two_in_one_directory_do_not_know_each_other() {
   sn_frames *one = open_frames(request_of(2, 2, 2)), *other = open_frames(request_of(2, 2, 2));
   for (sn_frames *frames : {one, other}) {
@@ -361,6 +379,7 @@ int main() {
   creation_survives_each_failing_call();
   a_named_file_loses_its_name(without_unnamed_files, 1);
   a_named_file_loses_its_name(without_direct_transfers, 0);
+  a_disk_that_is_too_busy_is_used_through_the_page_cache();
   two_in_one_directory_do_not_know_each_other();
   return 0;
 }
