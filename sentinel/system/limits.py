@@ -87,10 +87,15 @@ def private_memory_left(root: Path = Path("/")) -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit != resource.RLIM_INFINITY:
         left.append(limit - _kib(root / "proc/self/status", "VmData") * 1024)
-    if text(root / "proc/sys/vm/overcommit_memory").strip() == "2":
+    if promises_no_more_than_there_is(root):
         meminfo = root / "proc/meminfo"
         left.append((_kib(meminfo, "CommitLimit") - _kib(meminfo, "Committed_AS")) * 1024)
     return max(min(left), 0) if left else None
+
+
+def promises_no_more_than_there_is(root: Path = Path("/")) -> bool:
+    """Whether the kernel refuses memory as it is asked for, not only as it is written (vm.overcommit_memory=2)."""
+    return text(root / "proc/sys/vm/overcommit_memory").strip() == "2"
 
 
 def _kib(path: Path, name: str) -> int:

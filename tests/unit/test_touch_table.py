@@ -8,7 +8,7 @@ import pytest
 
 from sentinel.core.errors import CapabilityError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import AddressRange, armed_tracker
+from sentinel.profiler.pages import AddressRange, armed_tracker, native_touch
 from sentinel.profiler.pages.ebpf import EbpfReader
 from sentinel.system import limits
 from sentinel.system.limits import LimitedGroup
@@ -41,3 +41,10 @@ def test_a_table_for_which_the_container_has_no_room_is_refused_before_the_kerne
     monkeypatch.setattr(limits, "room_bytes", lambda: 64 << 20)
     with pytest.raises(CapabilityError, match=r"has 64.00 MiB left.* takes 16.00 MiB; give .*, or use --tracker perf"):
         EbpfReader().open((16 << 20) // 2, [])
+
+
+def test_no_page_is_watched_where_the_kernel_counts_what_it_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a step that needs more than is left would end by SIGBUS while it is watched."""
+    monkeypatch.setattr(limits, "promises_no_more_than_there_is", lambda: True)
+    with pytest.raises(CapabilityError, match=r"vm\.overcommit_memory=2\).*; set .* or use --tracker ops"):
+        native_touch.back(ARENA, guarded=False)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.trace import PAGE_RUN_DTYPE
 from sentinel.profiler.pages.protocol import AddressRange
-from sentinel.system import native
+from sentinel.system import limits, native
 
 TABLE, PAGEMAP, PERF, UFFD = range(4)
 """Who fills the table of touched pages: SN_TOUCH_*."""
@@ -80,7 +80,15 @@ def _replacing(name: str, guarded: bool, *arguments: Any) -> Any:
 
 def back(owned: AddressRange, guarded: bool) -> None:
     """Puts a memfd under `owned`. UsageError if it is neither of the exclusive arena nor of `map_range`;
-    CapabilityError where the process locks all that it maps."""
+    CapabilityError where the process locks all that it maps, or the kernel counts what it promises: memory of a memfd
+    counts as it is written, and where none is left the process dies, instead of being refused a tensor."""
+    if limits.promises_no_more_than_there_is():
+        raise CapabilityError(
+            "watching pages of memory",
+            "the kernel promises no more memory than there is (vm.overcommit_memory=2), and would end the process where"
+            " a watched step needs more",
+            "set vm.overcommit_memory to 0 or 1, or use --tracker ops",
+        )
     result = _replacing("sn_arm_back", guarded, _U64, _U64, _INT)(owned.start, owned.nbytes, int(guarded))
     if result in (-errno.EPERM, -errno.ENOSYS):
         _require_memfd()
