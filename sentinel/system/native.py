@@ -149,6 +149,7 @@ def check(call: str, result: int, remedy: str = "") -> int:
 _REMEDIES = {
     errno.ENOMEM: "allow more addresses (ulimit -v) or memory (free -m, the container's limit)",
     errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.EFBIG: "allow larger files (ulimit -f): memory that is watched is one; or use --tracker ops",
 }
 
 

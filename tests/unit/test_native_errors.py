@@ -12,7 +12,12 @@ from sentinel.system import native
 
 @pytest.mark.parametrize(
     ("code", "says"),
-    [(errno.EPERM, "call it elsewhere"), (errno.ENOMEM, "ulimit -v"), (errno.EMFILE, "ulimit -n")],
+    [
+        (errno.EPERM, "call it elsewhere"),
+        (errno.ENOMEM, "ulimit -v"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EFBIG, "ulimit -f"),
+    ],
 )
 def test_the_remedy_is_that_of_the_errno(code: int, says: str) -> None:
     with pytest.raises(NativeError) as told:
