@@ -9,8 +9,10 @@
 #include <ATen/record_function.h>
 #include <c10/core/StorageImpl.h>
 #include <errno.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -66,7 +68,8 @@ struct Watched {
   int error = 0;
 };
 
-Watched *const watched = new Watched;  // immortal: operators run while the program ends
+Watched *watched = new Watched;  // immortal: operators run while the program ends; null in a child that left it to its parent
+std::atomic<int> watchers{0};  // threads that may be changing it
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 thread_local bool mine = false;
 
@@ -291,19 +294,36 @@ void end(const at::RecordFunction &fn) {
     told.push_back(touched.told);
   }
   if (told.empty()) return;
-  watched->telling = true;  // what is run by whom it is told to, such as a finalizer, is none of the program's operators
-  watched->tell(told.data(), told.size());
-  watched->telling = false;
+  Watched &here = *watched;
+  here.telling = true;  // what is run by whom it is told to, such as a finalizer, is none of the program's operators
+  here.tell(told.data(), told.size());
+  here.telling = false;
+}
+
+class Watcher {
+ public:
+  Watcher() { watchers.fetch_add(1); }
+  ~Watcher() { watchers.fetch_sub(1); }
+  Watcher(const Watcher &) = delete;
+  Watcher &operator=(const Watcher &) = delete;
+};
+
+// Runs in each forked child, which watches nothing. What another thread was changing cannot be freed there.
+void leave_to_parent() {
+  mine = false;
+  if (watchers.exchange(0) != 0) watched = nullptr;
 }
 
 template <typename Body>
 void watch(Body body) {
   if (!mine || watched->telling) return;
+  const Watcher within;
+  Watched &here = *watched;
   const int error = sn::guarded([&] {
     body();
     return 0;
   });
-  if (error != 0 && watched->error == 0) watched->error = error;
+  if (error != 0 && here.error == 0) here.error = error;
 }
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &fn) {
@@ -322,6 +342,9 @@ extern "C" {
 int sn_touched_start(sn_touched_tell tell) {
   if (handle != at::INVALID_CALLBACK_HANDLE) return -EBUSY;
   return sn::guarded([&] {
+    static const int at_fork = pthread_atfork(nullptr, nullptr, leave_to_parent);
+    if (at_fork != 0) return -at_fork;
+    if (watched == nullptr) watched = new Watched;
     *watched = Watched{};
     watched->tell = tell;
     handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
@@ -338,12 +361,13 @@ int sn_touched_stop(void) {
   if (handle == at::INVALID_CALLBACK_HANDLE) return 0;
   return sn::guarded([&] {
     at::removeCallback(std::exchange(handle, at::INVALID_CALLBACK_HANDLE));
-    *watched = Watched{};
+    if (watched != nullptr) *watched = Watched{};
     return 0;
   });
 }
 
 int sn_touched_forget(void) {
+  if (watched == nullptr) return 0;
   watched->storages.clear();
   return std::exchange(watched->error, 0);
 }
