@@ -309,7 +309,7 @@ SN_API int sn_mover_set_capacity(sn_mover *mover, int tier, uint64_t nbytes);
 SN_API int sn_mover_bind_untouched(sn_mover *mover, int whether);
 /* Copies the accounts; the high-water marks restart from now if `restart`. */
 SN_API int sn_mover_held(sn_mover *mover, sn_held *out, int restart);
-/* Forks of this process since it made its first mover. A page that is written after one, while the child shares
+/* Forks of this process since it made its first mover, failed ones too. A page that is written after one, while the child shares
  * it, is a new page on the node of its memory policy, wherever the old one had been moved to. */
 SN_API uint64_t sn_fork_count(void);
 /* What was copied since the mover was created. */
@@ -382,11 +382,11 @@ typedef struct sn_touch_state {
   uint64_t given_up_bytes;
 } sn_touch_state;
 
-/* `table`: two bytes a page, {read, written}, set by faults and cleared here; ranges in their order, each from
- * a multiple of four pages on. NULL but for SN_TOUCH_TABLE. Pages beyond `n_pages` are not told. */
 /* The next watch tells touches in tensors of at least `tensor_bytes`, and in sn_arm_map's ranges of as much, in granules
  * of a huge page (2 MiB), but for what does not fill one; their other pages, and 0: all, one by one. */
 SN_API int sn_touch_granules(uint64_t tensor_bytes);
+/* `table`: two bytes a page, {read, written}, set by faults and cleared here; ranges in their order, each from
+ * a multiple of four pages on. NULL but for SN_TOUCH_TABLE. Pages beyond `n_pages` are not told. */
 SN_API int sn_touch_start(int kind, void *table, uint64_t n_pages);
 /* Touches until the next mark belong to `layer`; -1: to none. At a quiescent point; arms all that is mapped.
  * -ECANCELED, here and once of sn_touch_stop: a fork has ended the watch. */

@@ -1,4 +1,5 @@
-// The exclusive arena: page ranges, one tensor each. All but exclusive_push and exclusive_committed_end is the owner's alone.
+// The exclusive arena: page ranges, one tensor each. All is the owner's alone, but for
+// exclusive_push, exclusive_committed_end, and exclusive_set_shared, which any thread calls that forks.
 #pragma once
 
 #include <stdint.h>

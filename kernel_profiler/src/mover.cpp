@@ -19,7 +19,7 @@ using sn::Jobs;
 using sn::kFast;
 using sn::Lock;
 
-std::atomic<uint64_t> forks{0};  // of this process, seen from the parent
+std::atomic<uint64_t> forks{0};  // of this process, seen from the parent; of failed ones too
 
 void note_fork() {
   sn::generation.fetch_add(1, std::memory_order_relaxed);
