@@ -161,6 +161,40 @@ void a_program_may_close_what_it_does_not_know() {
   }
 }
 
+// Node 0, which the policy of the memory names, has 64 MiB free, whatever the host has; what is asked for is counted.
+constexpr uint64_t kNodeFree = uint64_t{64} << 20;
+std::atomic<uint64_t> asked_for{0};
+
+long a_full_node(long number, const long a[6]) {
+  static constexpr char kVmstat[] = "/sys/devices/system/node/node0/vmstat", kTold[] = "nr_free_pages 16384\n";
+  if (number == SYS_openat && strcmp(reinterpret_cast<const char *>(a[1]), kVmstat) == 0) {
+    static_assert(kNodeFree == 16384 * kPage, "as told");
+    const long fd = syscall(SYS_memfd_create, "told", MFD_CLOEXEC);
+    CHECK(pwrite(static_cast<int>(fd), kTold, sizeof kTold - 1, 0) == sizeof kTold - 1);
+    return fd;
+  }
+  constexpr long kCollapse = 25;
+  if (number == SYS_madvise && a[2] == kCollapse) asked_for += static_cast<uint64_t>(a[1]);
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+// Else it would fill the fast node, of which the host's free memory is many times as much.
+void memory_prepared_ahead_is_bounded_by_its_node() {
+  constexpr int kPreferred = 1;
+  const unsigned long node = 1;
+  CHECK(sn_memory_create(kArmedArena, kArmedArena) == 0);
+  const sn_range arena = exclusive();
+  const bool named = syscall(SYS_mbind, arena.base, arena.reserved_bytes, kPreferred, &node, 64, 0) == 0;
+  CHECK(sn_arm_back(arena.base, arena.reserved_bytes, guarded) == 0);
+  asked_for = 0;
+  sn_system_replace(a_full_node);
+  if (sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, arena.reserved_bytes / kPage) == 0) CHECK(sn_touch_stop() == 0);
+  sn_system_replace(nullptr);
+  if (named) CHECK(asked_for <= kNodeFree / 4);
+  CHECK(sn_arm_unback() == 0 && sn_memory_destroy() == 0);
+}
+
 // Of a range that huge pages fit, the trial of them included: it leaves nothing open, and the range works without.
 void huge_pages_may_fail() {
   constexpr uint64_t kNbytes = uint64_t{6} << 20;
@@ -510,5 +544,6 @@ int main() {
   the_exclusive_arena_changes_whole();
   what_is_moved_in_is_copied_once();
   pieces_may_fail();
+  memory_prepared_ahead_is_bounded_by_its_node();
   return 0;
 }
