@@ -434,8 +434,14 @@ def test_an_optimizer_that_steps_no_more_is_watched_no_longer() -> None:
 def test_a_step_of_one_optimizer_asks_nothing_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """An optimizer for each parameter would make that a thousand times a thousand questions in each training step."""
     asked: list[OverlappedOptimizer] = []
-    was = OverlappedOptimizer.gone
-    monkeypatch.setattr(OverlappedOptimizer, "gone", property(lambda one: asked.append(one) or was.fget(one)))
+    was = OverlappedOptimizer.gone.fget
+    assert was is not None
+
+    def gone(one: OverlappedOptimizer) -> object:
+        asked.append(one)
+        return was(one)
+
+    monkeypatch.setattr(OverlappedOptimizer, "gone", property(gone))
     with overlapped():
         models = [nn.Linear(16, 16) for _ in range(8)]
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
