@@ -25,6 +25,12 @@ def is_interrupt(error: BaseException) -> bool:
     return False
 
 
+def let_through(error: BaseException) -> None:
+    """Raises `error` if it is an interrupt: first of all where errors of a call that failed are caught."""
+    if is_interrupt(error):
+        raise error
+
+
 def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
     if any(isinstance(number, int) and at is interrupted for number, at in pairwise(_given(frame))):
         return True

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
+from sentinel.core.interrupts import let_through
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.system import numa
 
@@ -103,6 +104,7 @@ def reserve(descriptor: int, at: int, nbytes: int) -> None:
         for begin in range(at, at + nbytes, _AT_ONCE):
             os.posix_fallocate(descriptor, begin, min(_AT_ONCE, at + nbytes - begin))
     except OSError as error:
+        let_through(error)
         raise UsageError(
             f"{format_bytes(nbytes)} of memory for samples cannot be reserved ({error.strerror})", "give less memory="
         ) from error

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.interrupts import let_through
 from sentinel.data.source_files import changed
 from sentinel.data.sources.folder import FolderOfFiles
 from sentinel.data.sources.mds_shards import INDEX, MdsShards, has_index, mds_shards
@@ -151,8 +152,8 @@ def open_data(source: Paths | RecordFiles, index_path: str | os.PathLike[str] | 
     try:
         cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _keep(layout, cached)
-    except (OSError, FormatError, UsageError):
-        pass  # a cache, or an index, that cannot be written: the next job indexes again
+    except (OSError, FormatError, UsageError) as error:
+        let_through(error)  # a cache, or an index, that cannot be written: the next job indexes again
     return DataFiles(layout, root, made)
 
 

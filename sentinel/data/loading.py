@@ -138,7 +138,11 @@ class Loader(IterableDataset[Any]):
                 if batches is None:
                     batches = self._worked(requests[done:])
                 batch, served = next_batch(batches)
-            except OF_LOST_WORKERS:
+            except BaseException as error:
+                if is_interrupt(error):  # half of a message may be left unread
+                    self._give_workers_up()
+                if is_interrupt(error) or not isinstance(error, OF_LOST_WORKERS):
+                    raise
                 if batches is None and self._workers is not None:
                     batches = self._workers._iterator  # one was lost since the last epoch
                 if not is_lost(batches):
@@ -150,10 +154,6 @@ class Loader(IterableDataset[Any]):
                 self._stop_lost(batches, "a worker of the loader was lost", restarts)
                 batches = None
                 continue
-            except BaseException as error:
-                if is_interrupt(error):  # half of a message may be left unread
-                    self._give_workers_up()
-                raise
             if isinstance(batch, NoRoom):
                 if restarts == MOST_RESTARTS or can_never_hold(batch.nbytes * self._asked_ahead):
                     raise self._too_little_room(batches, "a batch found no room in shared memory", batch.nbytes)
@@ -261,11 +261,10 @@ class Loader(IterableDataset[Any]):
             try:
                 with watched(batches):
                     iter(self._workers)  # torch waits until they are done with what they were asked
-            except OF_LOST_WORKERS:
-                self._stop_workers(batches)
-            except BaseException:  # answers that are still to come would be taken for those of the next iteration
-                self._give_workers_up()
-                raise
+            except BaseException as error:
+                self._give_workers_up()  # answers that are still to come would be taken for those of the next iteration
+                if is_interrupt(error) or not isinstance(error, OF_LOST_WORKERS):
+                    raise
         self._asked = False
 
     def _give_workers_up(self) -> None:

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from sentinel.core.interrupts import let_through
 from sentinel.data.data_index import DataFiles
 from sentinel.data.sources.stored_file import LocalFile, opened
 from sentinel.system.limits import available_bytes
@@ -37,5 +38,6 @@ def in_page_cache(descriptor: int, at: int, nbytes: int = 1) -> bool:
     """Whether the kernel has these bytes of a file in memory; False where it does not tell."""
     try:
         return os.preadv(descriptor, [bytearray(nbytes)], at, os.RWF_NOWAIT) == nbytes
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return False

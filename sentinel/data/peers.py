@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.interrupts import is_interrupt, let_through
 from sentinel.core.rules import require
 from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection
 from sentinel.system.peer_server import PORT, password_in
@@ -120,6 +121,7 @@ class Peer(_Told):
                 "give a file with the server's password: peers_password_file=",
             ) from error
         except OSError as error:
+            let_through(error)
             said = f"the peer {self.address} does not answer ({error}): its samples are read alone until it does"
             say(said, wrong=True)
 
@@ -180,8 +182,8 @@ class Line:
             if self._connection is None:
                 self._connection = self.peer.connect(self._timeout_s)
             self._connection.send(*commands)
-        except OSError:
-            self._lost()
+        except BaseException as error:
+            self._lost(error)
             return None
         self._wanted.extend(number >= unread for number in range(len(commands)))
         return self._connection
@@ -194,8 +196,8 @@ class Line:
             while not self._wanted.popleft():
                 sent.reply()
             said = sent.reply()
-        except OSError:
-            self._lost()
+        except BaseException as error:
+            self._lost(error)
             return None
         self.peer.answered()
         return said
@@ -211,8 +213,8 @@ class Line:
             try:
                 self._connection.reply()
                 self._wanted.popleft()
-            except OSError:
-                self._lost()
+            except BaseException as error:
+                self._lost(error)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -221,8 +223,10 @@ class Line:
         self._connection = None
         self._wanted.clear()
 
-    def _lost(self) -> None:
-        self.close()
+    def _lost(self, error: BaseException) -> None:
+        self.close()  # half of a message may be left unread
+        if is_interrupt(error) or not isinstance(error, OSError):
+            raise error
         self.peer.silent()
 
 

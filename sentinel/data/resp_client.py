@@ -9,6 +9,8 @@ import socket
 import weakref
 from typing import Any, NamedTuple
 
+from sentinel.core.interrupts import let_through
+
 _BUFFER_BYTES = 1 << 18
 _LONGEST_LINE = 1 << 16
 _MOST_BYTES = 512 << 20
@@ -63,6 +65,7 @@ class RespConnection:
         try:
             return self._reply()
         except (ValueError, OverflowError, MemoryError, RecursionError) as error:
+            let_through(error)
             raise ConnectionError("what listens there is not a server of samples") from error
 
     def _reply(self) -> Any:

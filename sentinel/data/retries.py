@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from sentinel.core.interrupts import let_through
+
 T = TypeVar("T")
 
 WAITS_S = (0.05, 0.25)
@@ -17,6 +19,7 @@ def tried(read: Callable[[], T], wait: Callable[[float], object] = time.sleep) -
     for seconds in WAITS_S:
         try:
             return read()
-        except Exception:  # a source of any kind: its errors are not known here
+        except Exception as error:  # a source of any kind: its errors are not known here
+            let_through(error)
             wait(seconds)
     return read()

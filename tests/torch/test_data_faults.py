@@ -14,8 +14,10 @@ import threading
 import time
 import weakref
 from array import array
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,15 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from sentinel.core.errors import FormatError  # noqa: E402
 from sentinel.data import OrderSampler, Samples  # noqa: E402
+from sentinel.data.arena_memory import reserve  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
+from sentinel.data.page_cache import in_page_cache  # noqa: E402
 from sentinel.data.retries import tried  # noqa: E402
 from sentinel.data.sample_arena import RUNNING  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
+from sentinel.data.sources.stored_file import LocalFile, expect_what_is_asked  # noqa: E402
 from tests.data_files import number_of  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.torch.loaders import COUNT, epoch_of, loader_of, torchs  # noqa: E402
@@ -437,6 +442,79 @@ def test_ctrl_c_while_workers_are_waited_for_costs_no_batch(
     assert epoch_of(loader) == torchs(0, 1)
     assert epoch_of(loader) == torchs(0, 2)
     loader.close()
+
+
+@pytest.fixture
+def limit() -> Iterator[Callable[..., None]]:
+    """What is called in place of a function that a time limit meets: a handler of a signal raises TimeoutError."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("the script's limit")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield lambda *_, **__: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_time_limit_while_workers_are_waited_for_costs_no_batch(
+    tars: list[str], left: bool, monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
+    """It is a TimeoutError, as is what a lost worker leaves; no worker was lost."""
+    loader = loader_of(tars, workers=2)
+    batches = iter(loader)
+    next(batches)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(loader._workers._iterator), "_get_data", limit)  # type: ignore[union-attr]
+        with pytest.raises(TimeoutError, match="the script's limit"):
+            list(loader if left else batches)
+    assert loader._workers is None
+    assert epoch_of(loader) == torchs(0, 1)
+    loader.close()
+
+
+def test_a_time_limit_within_a_read_is_the_scripts(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
+    """Where each sample is read alone, as from the page cache."""
+    loader = loader_of(tars, unit="auto")
+    batches = iter(loader)
+    next(batches)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", limit)
+        with pytest.raises(TimeoutError, match="the script's limit"):
+            list(batches)
+    assert epoch_of(loader) == torchs(0, 1)
+    loader.close()
+
+
+def test_a_time_limit_is_never_taken_for_a_file_that_fails(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
+    data = open_data(tars)
+    files = SourceFiles(data.layout, data.root, data.source)
+    files.sample(0)
+    opened_file = files._open[0]
+    assert isinstance(opened_file, LocalFile)
+    monkeypatch.setattr("sentinel.data.sources.stored_file.NAMED_S", 0.0)
+    asked: list[tuple[str, Callable[[], object]]] = [
+        ("pread", lambda: opened_file.read_once(0, 1)),
+        ("pread", lambda: files.sample(0)),
+        ("fstat", lambda: opened_file.is_as_indexed()),
+        ("fstat", lambda: files.sample(0)),
+        ("stat", lambda: opened_file.state()),
+        ("open", lambda: LocalFile(tars[0])),
+        ("posix_fadvise", lambda: expect_what_is_asked(opened_file)),
+        ("preadv", lambda: in_page_cache(opened_file.descriptor, 0)),
+        ("posix_fallocate", lambda: reserve(-1, 0, 1)),
+    ]
+    for name, question in asked:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, limit)
+            with pytest.raises(TimeoutError, match="the script's limit"):
+                question()
+    with pytest.raises(TimeoutError, match="the script's limit"):
+        tried(limit)
 
 
 @kills_a_worker

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -128,6 +130,27 @@ def test_what_is_not_there_is_refused_in_words(store: Any) -> None:
         file_at("memory://data")
     assert not is_folder("memory://nowhere")
     assert files_below("memory://data/") == ["memory://data/train-000.tar", "memory://data/train-001.tar"]
+
+
+def test_a_time_limit_within_a_request_is_the_scripts(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its handler of a signal raises, whatever that is."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise KeyError("the script's limit")
+
+    def limit(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    for name in ("info", "ls", "cat_file"):
+        monkeypatch.setattr(type(store), name, limit)
+    url = "memory://data/train-000.tar"
+    try:
+        for question in (lambda: files_at([url]), lambda: file_at(url), lambda: opened(url).read(0, 1)):
+            with pytest.raises(KeyError, match="the script's limit"):
+                question()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_store_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

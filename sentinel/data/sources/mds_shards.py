@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import FormatError
+from sentinel.core.interrupts import let_through
 from sentinel.data.sources.source import Buffer, FileChunks, FileRanges, SourceFile, pyarrow_for
 from sentinel.data.sources.stored_file import OpenedFile, asked_of_store, cannot_be_read, file_at, is_url, opened
 
@@ -98,6 +99,7 @@ class MdsShards:
                 sample[name] = _decoded(encoding, bytes(view[at : at + nbytes]))
                 at += nbytes
         except _OF_DAMAGE as error:
+            let_through(error)
             raise FormatError(path, "mds", f"has a damaged sample ({str(error)[:80]}); copy the shard again") from error
         return sample
 
@@ -124,6 +126,7 @@ class PackedMdsShards(MdsShards):
             elif shard.compression is not None:
                 data = memoryview(_codec(shard.compression).decompress(packed, shard.raw_nbytes))
         except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
+            let_through(error)
             said = str(error)[:80] or type(error).__name__
             raise FormatError(path, "mds", f"cannot be unpacked ({said}); copy it again") from error
         return data, _ends(path, data, shard, len(data))

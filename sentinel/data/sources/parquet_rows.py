@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.interrupts import let_through
 from sentinel.data.sources.source import Buffer, FileChunks, SourceFile, pyarrow_for
 from sentinel.data.sources.stored_file import OpenedFile, Stream, file_at, opened
 
@@ -95,6 +96,7 @@ class ParquetRows:
             batch.validate(full=True)
             return {name: _value(column[0]) for name, column in zip(self._schema.names, batch.columns, strict=True)}
         except (pa.ArrowException, IndexError, EOFError, OSError) as error:
+            let_through(error)
             raise FormatError(path, "parquet", f"a row is damaged ({str(error)[:80]}); index it again") from error
         except (ValueError, OverflowError, KeyError) as error:
             what = f"has a row that Python cannot hold ({str(error)[:80]})"
@@ -168,6 +170,7 @@ class ParquetRows:
             made: list[Any] = ordered.combine_chunks().to_batches()
             return made
         except (pa.ArrowException, OSError, ValueError) as error:
+            let_through(error)
             what = f"row group {group} cannot be decoded ({str(error)[:80]})"
             raise FormatError(file.path, "parquet", f"{what}; copy the file again") from error
 
@@ -199,6 +202,7 @@ def _check_footer(file: OpenedFile, nbytes: int, groups: list[int]) -> None:
         try:
             source.read_row_group(group, use_threads=False)
         except (_pyarrow().ArrowException, OSError, ValueError) as error:
+            let_through(error)
             if _NothingRead.SAID not in str(error):
                 raise _not_sound(file.path, str(error)) from error
 

@@ -14,12 +14,12 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from math import inf
 from typing import Any, Protocol
 
 from sentinel.core.errors import CapabilityError, FormatError
+from sentinel.core.interrupts import let_through
 from sentinel.data.sources.source import SourceFile
 
 _TAGS = (
@@ -81,14 +81,16 @@ class LocalFile:
         """What one call of the kernel gives; nothing where that fails."""
         try:
             return os.pread(self.descriptor, nbytes, at)
-        except OSError:
+        except OSError as error:
+            let_through(error)
             return b""
 
     def is_as_indexed(self) -> bool:
         """Whether it is seen to be the file that was indexed; else `state` tells why not."""
         try:
             status, then = self._status(), self.indexed
-        except OSError:
+        except OSError as error:
+            let_through(error)
             return False
         return then is not None and status.st_mtime_ns == then[2] and status.st_size == then[1]
 
@@ -102,10 +104,13 @@ class LocalFile:
         has no name any more is read on."""
         status = os.fstat(self.descriptor)
         if time.monotonic() - self._named_s >= NAMED_S:
-            with suppress(OSError):
+            try:
                 named = os.stat(self.path)
-                if (named.st_size, named.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
-                    return named  # and each time from now on
+            except OSError as error:
+                let_through(error)
+                named = status
+            if (named.st_size, named.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+                return named  # and each time from now on
             self._named_s = time.monotonic()
         return status
 
@@ -194,23 +199,27 @@ def expect_what_is_asked(file: OpenedFile) -> None:
     """From now on the kernel reads no more of a file of this machine than it is asked for. Else it reads on after each
     range, as for one who reads all of the file: some 128 KiB, and megabytes where the disk is set so."""
     if isinstance(file, LocalFile):
-        with suppress(OSError):
+        try:
             os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        except OSError as error:
+            let_through(error)
 
 
 def cannot_be_read(path: str, what: str, error: OSError) -> FormatError:
-    """`what` of a file cannot be read."""
+    """`what` of a file cannot be read. Raises `error` if it is an interrupt."""
+    let_through(error)
     remedy = "raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "restore it, or check the path"
     return FormatError(path, what, f"cannot be read: {error.strerror or error}; {remedy}")
 
 
 def ask(url: str, question: Callable[[Any, str], Any]) -> Any:
-    """What the store of a URL answers to `question(file system, name there)`. Raises OSError for whatever it raises,
-    CapabilityError where fsspec or what it needs is missing."""
+    """What the store of a URL answers to `question(file system, name there)`. Raises OSError for whatever it raises but
+    an interrupt, CapabilityError where fsspec or what it needs is missing."""
     store, name = _store_of(url)
     try:
         return question(store, name)
     except Exception as error:  # each store has errors of its own
+        let_through(error)
         raise OSError(errno.EIO, _said(error)) from error
 
 
@@ -232,6 +241,7 @@ def _store_of(url: str) -> tuple[Any, str]:
         remedy = "in a checkout: pip install '.[data]', and what fsspec needs for this store"
         raise CapabilityError(f"reading {scheme}:// URLs", _said(error), remedy) from error
     except ValueError as error:
+        let_through(error)
         raise FormatError(url, "URL", f"cannot be read: {_said(error)}; check its scheme") from error
     return store, name
 
@@ -261,7 +271,8 @@ def files_at(paths: Sequence[str]) -> list[SourceFile]:
         if folder not in listed:
             try:
                 listed[folder] = ask(path, _listing)
-            except OSError:  # a store that lists nothing, such as most web servers
+            except OSError as error:  # a store that lists nothing, such as most web servers
+                let_through(error)
                 listed[folder] = {}
         told = listed[folder].get(name)
         found.append(file_at(path) if told is None or told.get("size") is None else _state(path, told))
