@@ -21,7 +21,6 @@ from sentinel.data.hit_places import IN_SERVER
 from sentinel.data.peer_exchange import BEGUN, OPEN, SUM_BYTES, names_of
 from sentinel.data.peers import Line, Peer, RankHash
 from sentinel.data.resp_client import Refusal, RespConnection
-from sentinel.data.retries import tried
 from sentinel.data.sample_arena import SampleArena
 from sentinel.data.served_samples import Served
 from sentinel.data.source_files import SourceFiles
@@ -272,7 +271,7 @@ class FromPeers(FromArena):
 
 
 def _read(files: SourceFiles, sample: int) -> memoryview:
-    return tried(partial(files.sample, sample)).data
+    return files.endured(partial(files.sample, sample)).data
 
 
 def _held(request: Request) -> Held:

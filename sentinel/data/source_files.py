@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import FormatError
-from sentinel.data.retries import tried
+from sentinel.data.retries import Outages
 from sentinel.data.sources.source import EncodedSource, Source, SourceFile
 from sentinel.data.sources.stored_file import LocalFile, OpenedFile, cannot_be_read, expect_what_is_asked, opened
 from sentinel.samples import JoinedRanges, Layout
@@ -48,6 +48,8 @@ class SourceFiles:
         self.layout, self._root, self._source, self._gap_bytes = layout, root, source, gap_bytes
         self._open: OrderedDict[int, OpenedFile] = OrderedDict()
         self._lock = Lock()
+        self.endured = Outages().endured
+        """For reads that nobody else does."""
         may = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # below 0: any number
         self._most_open = _OPEN_ENCODED if layout.encoded else min(may, _OPEN_FILES) if may >= 0 else _OPEN_FILES
 
@@ -92,8 +94,8 @@ class SourceFiles:
         return np.frombuffer(self._read(int(layout.chunk_file[chunk]), at, nbytes, "sample", sample), np.uint8)
 
     def alone(self, samples: NDArray[np.int64]) -> Iterator[memoryview]:
-        """The bytes of each of `samples` (k,), read when it is asked for, and tried again if that fails. Raises what
-        `sample` raises.
+        """The bytes of each of `samples` (k,), read when it is asked for, and tried again if that fails, for up to a
+        minute while its store does not answer. Raises what `sample` raises.
 
         From a page cache a sample is read as fast as Python can ask for it. So where they lie is looked up for all at
         once, and of files of this machine it is only asked after the last one whether they are as they were indexed:
@@ -102,7 +104,7 @@ class SourceFiles:
         layout = self.layout
         if layout.encoded:
             for sample in samples.tolist():
-                yield tried(partial(self.sample, sample)).data
+                yield self.endured(partial(self.sample, sample)).data
             return
         chunks = layout.chunk_of[samples]
         at = layout.chunk_offset[chunks] + layout.sample_offset[samples]
@@ -115,11 +117,11 @@ class SourceFiles:
                 unchecked[file] = found
                 data = found.read_once(begin, nbytes)
             if len(data) != nbytes:
-                data = tried(partial(self._read, file, begin, nbytes, "sample", sample))
+                data = self.endured(partial(self._read, file, begin, nbytes, "sample", sample))
             yield memoryview(data)
         for file, found in unchecked.items():
             if not found.is_as_indexed():
-                tried(partial(self._check, file, found))
+                self.endured(partial(self._check, file, found))
 
     def check(self, samples: NDArray[np.int64]) -> None:
         """Raises FormatError if a file that is open, of one of `samples` (k,), is not as it was when it was indexed."""

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, get_worker_info
 from sentinel.core.errors import CapabilityError, FormatError
 from sentinel.data.batch_room import found_no_room, no_room_for
 from sentinel.data.hit_places import UNTOLD, ArenaNodes, HitsByPlace
-from sentinel.data.retries import tried
 from sentinel.data.sample_arena import (
     DONE,
     HOST_FD,
@@ -327,7 +326,7 @@ def _by_chunk(
     chunks = layout.chunk_of[samples[numbers]]
     for chunk in np.unique(chunks).tolist():
         own = numbers[chunks == chunk]
-        found = tried(partial(files.chunk, chunk, samples[own]))
+        found = files.endured(partial(files.chunk, chunk, samples[own]))
         data, begins = found.data, found.begins
         ends = begins + layout.sample_nbytes[samples[own]]
         for number, begin, end in zip(own.tolist(), begins.tolist(), ends.tolist(), strict=True):

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from sentinel.data.page_cache import in_page_cache  # noqa: E402
 from sentinel.data.retries import tried  # noqa: E402
 from sentinel.data.sample_arena import RUNNING  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
-from sentinel.data.sources.stored_file import LocalFile, expect_what_is_asked  # noqa: E402
+from sentinel.data.sources.stored_file import LocalFile, OutageError, cannot_be_read, expect_what_is_asked  # noqa: E402
 from tests.data_files import number_of  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.torch.loaders import COUNT, epoch_of, loader_of, torchs  # noqa: E402
@@ -265,6 +265,56 @@ def test_a_file_that_could_not_be_read_is_opened_anew(tars: list[str], monkeypat
         with pytest.raises(FormatError, match="Stale"):
             files.sample(0)
         assert files.sample(0).tobytes() == right
+
+
+@pytest.mark.parametrize("unit", [16, "auto"])
+def test_an_outage_of_the_store_is_waited_for(
+    tars: list[str], unit: int | str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = loader_of(tars, unit=unit)
+    batches = iter(loader)
+    got = next(batches).tolist()
+    waits: list[float] = []
+
+    def fails(*_: Any) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if sum(waits) > 20:
+                patch.undo()
+
+        patch.setattr("sentinel.data.retries.time", SimpleNamespace(sleep=sleep, monotonic=lambda: 100 + sum(waits)))
+        patch.setattr(os, "pread", fails)
+        got += [number for batch in batches for number in batch.tolist()]
+    assert got == torchs(0, 0)
+    assert [wait for wait in waits if wait >= 1] == [1, 2, 4, 8, 15]
+    assert capsys.readouterr().err.count("it is tried again for up to 60 s") == 1
+    loader.close()
+
+
+def test_an_outage_without_an_end_is_an_error_and_one_that_comes_later_another(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, now = open_data(tars), 1000.0
+    files = SourceFiles(data.layout, data.root, data.source)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("sentinel.data.retries.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    monkeypatch.setattr(LocalFile, "read", lambda *_: os.pread(-1, 1, 0))
+    for lasts, until_next in ((60, 10), (0, 100), (60, 0)):
+        began = now
+        with pytest.raises(FormatError, match="Bad file descriptor"):
+            list(files.alone(np.arange(1)))
+        assert now - began == lasts
+        now += until_next
+    assert not isinstance(cannot_be_read("a", "file", FileNotFoundError(errno.ENOENT, "gone")), OutageError)
+    assert "check the URL" in str(cannot_be_read("s3://a/b", "file", OSError(errno.EIO, "500")))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -31,6 +31,13 @@ NAMED_S = 30.0
 """After so long it is looked whether the path of an open file leads to another one."""
 
 
+_LASTING = (FileNotFoundError, NotADirectoryError, PermissionError)
+
+
+class OutageError(FormatError):
+    """A file cannot be read now, as while its store does not answer."""
+
+
 class OpenedFile(Protocol):
     """A file that is read at any place, by several threads. `kept`: what its format's reader keeps while it is open.
     `indexed`: what it was when it was indexed, once that is known; `checked_s`: when it was last seen to be so; after
@@ -206,10 +213,12 @@ def expect_what_is_asked(file: OpenedFile) -> None:
 
 
 def cannot_be_read(path: str, what: str, error: OSError) -> FormatError:
-    """`what` of a file cannot be read. Raises `error` if it is an interrupt."""
+    """`what` of a file cannot be read: an OutageError where that may pass. Raises `error` if it is an interrupt."""
     let_through(error)
-    remedy = "raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "restore it, or check the path"
-    return FormatError(path, what, f"cannot be read: {error.strerror or error}; {remedy}")
+    limited = error.errno in (errno.EMFILE, errno.ENFILE)
+    remedy = "check the URL, and that its store answers" if is_url(path) else "restore it, or check the path"
+    kind = FormatError if limited or isinstance(error, _LASTING) else OutageError
+    return kind(path, what, f"cannot be read: {error.strerror or error}; {'raise `ulimit -n`' if limited else remedy}")
 
 
 def ask(url: str, question: Callable[[Any, str], Any]) -> Any:
@@ -220,7 +229,8 @@ def ask(url: str, question: Callable[[Any, str], Any]) -> Any:
         return question(store, name)
     except Exception as error:  # each store has errors of its own
         let_through(error)
-        raise OSError(errno.EIO, _said(error)) from error
+        gone = isinstance(error, FileNotFoundError)
+        raise OSError(errno.ENOENT if gone else errno.EIO, _said(error)) from error
 
 
 def asked_of_store(url: str, question: Callable[[Any, str], Any]) -> Any:
