@@ -78,16 +78,21 @@ class Loader(IterableDataset[Any]):
         of_rank = order.per_rank(feeding.samples.n)
         self._total, self._now = DeliveryCounts(feeding.counts(), of_rank), EpochCounts(feeding.counts(), of_rank)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._process = os.getpid()
+
     # --- batches ---
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of an epoch, or of the rest of the one that `load_state_dict` told. Raises UsageError in a worker
-        of another DataLoader, each of which would deliver all of them."""
+        of another DataLoader, each of which would deliver all of them, and in a forked child."""
         if get_worker_info() is not None:
             raise UsageError(
                 "a loader is iterated over in a worker of a DataLoader, and each worker would deliver every sample",
                 "give num_workers=0 to the DataLoader, and workers= to the loader",
             )
+        check_process(self._process, "this loader")
         if not self._agreed:
             self._check_ranks()
         self._drain()
@@ -127,6 +132,7 @@ class Loader(IterableDataset[Any]):
         restarts = done = 0
         batches: Any = None
         while done < len(requests):
+            check_process(self._process, "this loader")
             if iteration != self._iteration:
                 raise UsageError(
                     "this iteration has ended: another one began, or set_epoch(), load_state_dict() or close() was"
@@ -389,6 +395,12 @@ class Loader(IterableDataset[Any]):
             mixed = shuffle_quality(chunks, mixed.samples, self._batching.batch_size) if chunks and known else None
             self._mixed = mixed
         return mixed
+
+
+def check_process(made_in: int, what: str) -> None:
+    """Raises UsageError in a forked child: its memory is that of the process that made `what`, which may read on."""
+    if os.getpid() != made_in:
+        raise UsageError(f"{what} belongs to process {made_in}, which made it", "make one in this process")
 
 
 def _said(served: Served) -> list[str]:

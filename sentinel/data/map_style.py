@@ -16,7 +16,7 @@ from sentinel.data.batching import check_count
 from sentinel.data.data_index import FILES, Paths, RecordFiles, open_data
 from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.file_feeding import feeding_of_files
-from sentinel.data.loading import EPOCHS
+from sentinel.data.loading import EPOCHS, check_process
 from sentinel.data.served_samples import Served
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromFiles, Request, Transform, transformed
@@ -25,6 +25,7 @@ from sentinel.samples import Feed, Layout, Order
 
 _OPTIONS = ("workers", "unit", "where", "index_path")
 _EXACT = Order()
+_WHAT = "the memory of these samples"
 
 
 class PlacedIndex(int):
@@ -155,7 +156,9 @@ class Samples(FetchedSamples):
         return self._feeding.counts()
 
     def begin(self, epoch: int) -> tuple[int, EpochOrder]:
-        """An iteration, whose number is returned, over an epoch. What an earlier one has not delivered is given up."""
+        """An iteration, whose number is returned, over an epoch. What an earlier one has not delivered is given up.
+        Raises UsageError in a forked child."""
+        check_process(self._process, _WHAT)
         with self._lock:
             if self._reads:
                 (self._feeding.finish if self._ended else self._feeding.give_up)()
@@ -167,7 +170,9 @@ class Samples(FetchedSamples):
             return self._iteration, planned
 
     def goes_on(self, iteration: int, *, ended: bool = False) -> bool:
-        """Whether no other iteration has begun since. `ended`: all of its samples were asked for."""
+        """Whether no other iteration has begun since. `ended`: all of its samples were asked for. Raises what `begin`
+        raises."""
+        check_process(self._process, _WHAT)
         if iteration != self._iteration:
             return False
         self._ended = ended

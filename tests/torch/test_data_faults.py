@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from sentinel.core.errors import FormatError  # noqa: E402
+from sentinel.core.errors import FormatError, UsageError  # noqa: E402
 from sentinel.data import OrderSampler, Samples  # noqa: E402
 from sentinel.data.arena_memory import reserve  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
@@ -650,6 +650,49 @@ def test_close_in_a_forked_child_leaves_the_readers_epoch_alone(tars: list[str])
         pass
     assert loader.report().headline["ended"] == 0
     loader.close()
+
+
+def said_in_a_child(does: Callable[[], object]) -> str:
+    """What UsageError it raises in a forked child."""
+    told, tells = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            does()
+        except UsageError as error:
+            os.write(tells, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(tells)
+    assert os.waitpid(child, 0)[1] == 0
+    with open(told) as file:
+        return file.read()
+
+
+def test_a_loader_delivers_nothing_in_a_forked_child(tars: list[str]) -> None:
+    """Both processes would use one memory, and the pipes of the same workers."""
+    said = f"this loader belongs to process {os.getpid()}, which made it; make one in this process"
+    for workers in (0, 1):
+        loader = loader_of(tars, workers=workers)
+        batches = iter(loader)
+        got = next(batches).tolist()
+        assert said_in_a_child(lambda loader=loader: next(iter(loader))) == said  # type: ignore[misc]
+        assert said_in_a_child(lambda batches=batches: next(batches)) == said  # type: ignore[misc]
+        assert got + [number for batch in batches for number in batch.tolist()] == torchs(0, 0)
+        assert loader.report().headline["direct_reads"] == 0
+        loader.close()
+
+
+def test_samples_are_placed_in_no_forked_child_but_workers_fetch_them(tars: list[str]) -> None:
+    samples = Samples(tars, number_of, memory="20%", unit=16)
+    sampler = OrderSampler(samples)
+    fed = DataLoader(samples, batch_size=32, sampler=sampler, num_workers=1, multiprocessing_context="fork")
+    numbers = iter(sampler)
+    next(numbers)
+    for does in (lambda: next(numbers), lambda: next(iter(sampler))):
+        assert "the memory of these samples belongs to process" in said_in_a_child(does)
+    sampler.set_epoch(0)
+    assert [number for batch in fed for number in batch.tolist()] == torchs(0, 0)
+    samples.close()
 
 
 def test_samples_of_a_forked_child_that_exits_leave_the_reader_alone(tars: list[str]) -> None:
