@@ -269,6 +269,21 @@ def test_jobs_of_unlike_batch_sizes_share(tars: list[str], name: str) -> None:
     del batches
 
 
+def test_a_job_without_a_whole_batch_is_not_waited_for(tars: list[str], name: str) -> None:
+    one, other = (loader_of(tars, name, drop_last=True, batch_size=size) for size in (20, COUNT + 1))
+    batches = iter(one)
+    assert list(other) == []
+    reads = one._feeding
+    assert isinstance(reads, SharedFeeding)
+    assert reads._reader._state.joined() == [reads._arena.slot]
+    assert len(list(batches)) == COUNT // 20
+    other.set_epoch(4)
+    assert list(other) == []
+    assert not other._feeding._arena.counters[EPOCH], "nobody joins it"  # type: ignore[attr-defined]
+    for loader in (one, other):
+        loader.close()
+
+
 def test_jobs_of_other_seeds_read_for_themselves_and_say_so(tars: list[str], name: str) -> None:
     first, second = loader_of(tars, name), loader_of(tars, name, seed=1, memory="30%")
     one, other = iter(first), iter(second)
