@@ -111,6 +111,9 @@ class Feeding:
     def give_up(self) -> None:
         """The epoch is left: what is still asked for is read by who asks."""
 
+    def close(self) -> None:
+        """Its memory goes back, once workers have ended; `begin` takes it again."""
+
     def finish(self) -> None:
         """All of the epoch was delivered."""
 
@@ -176,6 +179,8 @@ class FileFeeding(Feeding):
         self._done: tuple[Order, int, Staging] | None = None
         """The last epoch that was delivered to its end, while what it kept is in the arena."""
         self._now: tuple[Order, int, Staging] | None = None
+        self._were_on: dict[int, int] | None = None
+        """Where the pages of the arena were, if it has none any more."""
 
     def _reads(
         self, shape: ArenaShape, files: SourceFiles, in_flight: int, place: ArenaPlace
@@ -185,7 +190,11 @@ class FileFeeding(Feeding):
         return arena, ChunkReader(arena, files, in_flight=in_flight)
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
-        """Plan an epoch, from what the one before kept if that was delivered to its end."""
+        """Plan an epoch, from what the one before kept if that was delivered to its end. Raises UsageError where others
+        took the memory since `close`."""
+        if self._were_on is not None:
+            self._arena.reserve()
+            self._were_on = None
         return self._begun(order, epoch, begun)
 
     def _begun(self, order: Order, epoch: int, begun: Begun | None, mark: int = 0) -> EpochOrder:
@@ -220,6 +229,13 @@ class FileFeeding(Feeding):
         self._arena.counters[RUNNING] = self._arena.counters[EPOCH] = 0
         self._reader.pause()
 
+    def close(self) -> None:
+        """Its memory goes back, but where other jobs may copy from it, or it is a file of a disk."""
+        arena = self._arena
+        if arena.shape.jobs == 1 and not arena.shape.worth and not arena.place.folder:
+            self._were_on, self._done = self.node_pages(), None
+            arena.let_go()
+
     def finish(self) -> None:
         """All was delivered, or will not be: what the next epoch keeps is read to its end. If that failed for a part,
         the next epoch begins afresh: else that part would be read alone in each epoch that follows."""
@@ -245,6 +261,8 @@ class FileFeeding(Feeding):
 
     def node_pages(self) -> dict[int, int]:
         """NUMA node -> pages of the memory for samples that the kernel says are there; -1: those not touched yet."""
+        if self._were_on is not None:
+            return self._were_on
         first, nbytes = self._arena.pages.ctypes.data, self._arena.pages.nbytes
         stride = -(-nbytes // PAGE_BYTES // _ASKED_PAGES) or 1  # of many pages every so many is asked for
         try:

@@ -300,14 +300,16 @@ class Loader(IterableDataset[Any]):
         )
 
     def close(self) -> None:
-        """Ends workers and the reader now; otherwise they end when the loader is not used any more. In a forked child,
-        to which they do not belong, it ends nothing."""
+        """Ends workers and the reader, and frees the memory; otherwise that is when the loader is not used any more.
+        The next iteration begins with others. With `share=`, memory and name go with the last use of the loader only:
+        `del` it. In a forked child, to which nothing of it belongs, it ends nothing."""
         self._iteration += 1
         if os.getpid() != self._process:
             self._workers = None
             return
         self._feeding.give_up()
         self._give_workers_up()  # else they live on for as long as somebody has the iteration, as a traceback may
+        self._feeding.close()
 
     # --- where it is ---
 

@@ -69,9 +69,9 @@ class ShareName:
     def _claimed(self) -> int:
         for job in _jobs(self._file):
             if job.data != self._data:
-                raise UsageError(
-                    f"share={self.name!r} is in use for another data set, by process {job.pid}", "give another name"
-                )
+                own = ", or `del` the loader of this process that has it" if job.pid == os.getpid() else ""
+                what = f"share={self.name!r} is in use for another data set, by process {job.pid}"
+                raise UsageError(what, f"give another name{own}")
         slot = next((slot for slot in range(MOST_JOBS) if _lock(self._file, slot, fcntl.F_WRLCK)), None)
         if slot is None:
             raise UsageError(f"share={self.name!r} is in use by {MOST_JOBS} jobs", "give another name")

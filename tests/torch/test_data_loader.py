@@ -283,6 +283,23 @@ def test_a_state_of_the_last_batch_leaves_nothing_of_its_epoch(tars: list[str]) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_close_frees_the_memory_and_another_iteration_takes_it_again(tars: list[str], workers: int) -> None:
+    loader = loader_of(tars, workers=workers)
+    feeding = loader._feeding
+    assert isinstance(feeding, FileFeeding)
+    arena, held = feeding._arena, []
+    for epoch in range(2):
+        assert epoch_of(loader) == torchs(0, epoch)
+        assert loader.report().epoch.direct_reads == 0
+        held.append(arena.held_bytes)
+        on = feeding.node_pages()
+        loader.close()
+        assert feeding.node_pages() == on, "what a report says of an epoch"
+        held.append(arena.held_bytes)
+    assert held == 2 * [arena.shape.nbytes, arena.shape.nbytes - arena.shape.parts[-1]]
+
+
 def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
     def reading() -> int:
         return sum(thread.name == "sentinel reader" for thread in threading.enumerate())

@@ -299,10 +299,13 @@ def test_jobs_of_other_seeds_read_for_themselves_and_say_so(tars: list[str], nam
 def test_files_of_the_same_names_and_sizes_are_another_data_set(tmp_path: Path, name: str) -> None:
     for folder in ("raw", "scaled"):
         (tmp_path / folder).mkdir()
-    first = loader_of(rows(tmp_path / "raw", 640), name, transform=None, memory="90%")
-    with pytest.raises(UsageError, match="in use for another data set"):
-        loader_of(rows(tmp_path / "scaled", 640), name, transform=None, memory="90%")
-    first.close()
+    one, other = (rows(tmp_path / folder, 640) for folder in ("raw", "scaled"))
+    first = loader_of(one, name, transform=None, memory="90%")
+    first.close()  # others may copy from it yet
+    with pytest.raises(UsageError, match=r"in use for another data set, .*, or `del` the loader of this process"):
+        loader_of(other, name, transform=None, memory="90%")
+    del first
+    loader_of(other, name, transform=None, memory="90%").close()
 
 
 def test_jobs_part_where_one_is_not_to_be_waited_for(
