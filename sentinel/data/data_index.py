@@ -27,7 +27,7 @@ from sentinel.data.sources.mds_shards import INDEX, MdsShards, has_index, mds_sh
 from sentinel.data.sources.parquet_rows import ParquetRows
 from sentinel.data.sources.paths import files_below, files_named, is_folder
 from sentinel.data.sources.records import Records, Rows
-from sentinel.data.sources.source import FileChunks, FileRanges, Source, is_encoded
+from sentinel.data.sources.source import FileChunks, FileRanges, Source, check_few, is_encoded
 from sentinel.data.sources.stored_file import cannot_be_read, files_at, is_url, name_of
 from sentinel.data.sources.tar_shards import TarShards
 from sentinel.files import containers, load
@@ -253,7 +253,7 @@ def _cached(source: Source, paths: Sequence[str], root: str) -> str:
 
 def _scanned(paths: Sequence[str], root: str, source: Source) -> Layout:
     """The layout of the files as they are now. Raw files are a chunk each."""
-    done = 0
+    done = n = 0
     found: list[FileChunks] = []
     with telling(f"indexing {len(paths)} files", lambda: f"{done} done"):
         files = files_at(paths)
@@ -263,6 +263,8 @@ def _scanned(paths: Sequence[str], root: str, source: Source) -> Layout:
             except OSError as error:
                 raise cannot_be_read(file.path, "file", error) from error
             found.append(told.as_chunk() if isinstance(told, FileRanges) else told)
+            n += len(found[-1].sample_nbytes)
+            check_few(n)
             done += 1
     return Layout(
         format=source.kind,

@@ -41,12 +41,11 @@ from sentinel.core.errors import UsageError
 from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
 from sentinel.data.arena_memory import is_sealed, mapped, new_bell, new_memory, prefer, require_on, reserve
+from sentinel.data.sources.source import check_few
 from sentinel.runtime.process import RUNTIME
 from sentinel.system.limits import available_bytes
 from sentinel.tiers.arena_place import ANYWHERE, ArenaPlace
 
-MOST_SAMPLES = 100_000_000
-"""13 bytes a sample, whether it is in memory or not: 1.3 GB for these."""
 MOST_JOBS = 8
 """That share an arena."""
 MOST_PAGES = (1 << 31) - 1
@@ -105,11 +104,7 @@ def shape_within(
 
     Raises UsageError for more samples than MOST_SAMPLES.
     """
-    if len(sample_nbytes) > MOST_SAMPLES:
-        raise UsageError(
-            f"the data set has {len(sample_nbytes)} samples, each of which needs an entry in memory",
-            f"give at most {MOST_SAMPLES} at once",
-        )
+    check_few(len(sample_nbytes))
     page = page_bytes_for(sample_nbytes)
     left = memory_bytes - ArenaShape(len(sample_nbytes), 0, page, jobs, worth).nbytes
     left -= 2 * PAGE_BYTES  # rounded up twice

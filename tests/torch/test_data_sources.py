@@ -536,3 +536,14 @@ def test_a_folder_whose_name_is_no_utf_8_has_an_index_in_the_cache(
     assert [number_of(sample_of(open_data(paths), i)) for i in range(3)] == [0, 1, 2]
     monkeypatch.setattr(TarShards, "scan", None)
     assert open_data(paths).layout.n_samples == 3
+
+
+def test_too_many_samples_are_refused_before_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(tmp_path / "big.bin", "wb") as file:
+        file.truncate(10**12)
+    said = "has at least 1000000000000 samples, each of which needs an entry in memory; give at most 100000000"
+    with pytest.raises(UsageError, match=said):
+        sentinel.data.index(sentinel.data.records(str(tmp_path / "big.bin"), "uint8", 1))
+    monkeypatch.setattr("sentinel.data.sources.source.MOST_SAMPLES", 50)
+    with pytest.raises(UsageError, match="has at least 60 samples"):
+        sentinel.data.index(shards(tmp_path, [30, 30, 30]))

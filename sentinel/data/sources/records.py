@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sentinel.core.errors import FormatError, UsageError
-from sentinel.data.sources.source import Buffer, FileRanges, SourceFile
+from sentinel.data.sources.source import Buffer, FileRanges, SourceFile, check_few
 from sentinel.data.sources.stored_file import Stream, cannot_be_read, file_at, opened
 
 _OF_NUMPY = {"BOOL": "?", "U8": "<u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4"}
@@ -105,6 +105,7 @@ class Records:
 
 
 def _ranges(begin: int, count: int, nbytes: int) -> FileRanges:
+    check_few(count)
     begins = begin + np.arange(count, dtype=np.int64) * nbytes
     return FileRanges(begins, np.full(count, nbytes, np.int64))
 

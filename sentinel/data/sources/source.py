@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import CapabilityError
+from sentinel.core.errors import CapabilityError, UsageError
 
 if TYPE_CHECKING:
     from sentinel.data.sources.stored_file import OpenedFile
 
 Buffer = bytes | memoryview
+MOST_SAMPLES = 100_000_000
+"""13 bytes a sample, whether it is in memory or not: 1.3 GB for these."""
+
+
+def check_few(n: int) -> None:
+    """Raises UsageError for a data set of at least `n` samples, if these are more than MOST_SAMPLES: before they are
+    listed, where their number is known before."""
+    if n > MOST_SAMPLES:
+        raise UsageError(
+            f"the data set has at least {n} samples, each of which needs an entry in memory",
+            f"give at most {MOST_SAMPLES} at once",
+        )
 
 
 class SourceFile(NamedTuple):
