@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
 
 from sentinel.core.errors import UsageError
 from sentinel.core.sizes import format_bytes as format_bytes
@@ -123,3 +125,10 @@ def format_ns(ns: float) -> str:
 def counted(n: int, noun: str) -> str:
     """`1 layer`, `2 layers`."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def plain(value: Any) -> Any:
+    """A whole number of numpy's as one of Python's, which JSON knows; all else as it is."""
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, Integral) else value

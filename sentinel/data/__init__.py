@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
 from sentinel.core.rules import require
+from sentinel.core.units import plain
 from sentinel.data.batching import Batching
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import FILES, Paths, RecordFiles, index, open_data, parquet, records, safetensors
@@ -95,6 +96,9 @@ def loader(
     file that is damaged or changed since it was indexed; nothing is read from such a file.
     """
     _check_options(options)
+    seed, workers = plain(seed), plain(workers)
+    if options.get("prefetch_factor", 1) is None:  # torch's default
+        del options["prefetch_factor"]
     share = options.pop("share", None)
     unit, index_path = checked_unit(options.pop("unit", AUTO_UNIT)), options.pop("index_path", None)
     where = options.pop("where", AUTO)
@@ -180,7 +184,7 @@ def loader(
 
 def _indexable(source: object) -> bool:
     return isinstance(source, RecordFiles | str | os.PathLike) or (
-        hasattr(source, "__len__") and hasattr(source, "__getitem__")
+        not isinstance(source, bytes) and hasattr(source, "__len__") and hasattr(source, "__getitem__")
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import plain
 from sentinel.data.feeding import EpochOrder
 from sentinel.data.staged_samples import Request, Transform
 
@@ -32,20 +33,29 @@ class Batching:
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("workers", 0), ("prefetch_factor", 1)):
-            check_count(name, getattr(self, name), least)
-        asked = self.multiprocessing_context
+            object.__setattr__(self, name, checked_count(name, getattr(self, name), least))
+        for name in ("transform", "collate_fn"):
+            if not callable(given := getattr(self, name)) and given is not None:
+                raise UsageError(f"{name}={given!r} cannot be called", "give a function, or leave it out")
+        if self.drop_last not in (False, True):
+            raise UsageError(f"drop_last={self.drop_last!r} is neither True nor False", "give one of them")
+        asked, known = self.multiprocessing_context, multiprocessing.get_all_start_methods()
+        if not isinstance(asked, BaseContext) and asked not in (None, *known):
+            raise UsageError(f"there is no multiprocessing_context={asked!r}", f"choose one of {', '.join(known)}")
         named = asked if asked is None or isinstance(asked, str) else asked.get_start_method()
         chosen = named or multiprocessing.get_start_method(allow_none=True)
-        method = chosen or multiprocessing.get_all_start_methods()[0]  # asking for the default would fix it
+        method = chosen or known[0]  # asking for the default would fix it
         if self.workers and method != "fork":
             for name in ("transform", "collate_fn"):
                 _check_pickled(getattr(self, name), name, method)
 
 
-def check_count(name: str, value: object, least: int) -> None:
-    """Raises UsageError for what is no number of at least `least`."""
+def checked_count(name: str, value: object, least: int) -> int:
+    """`value`, one of Python's numbers. Raises UsageError for what is no number of at least `least`."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name}={value!r} is not a number of at least {least}", f"give {name}={least} or more")
+    return value
 
 
 def requests_of(planned: EpochOrder, asked: Batching) -> list[Request]:

@@ -77,7 +77,7 @@ def records(paths: Paths, dtype: DTypeLike, shape: int | tuple[int, ...]) -> Rec
     return RecordFiles(tuple(files_named(paths)), Records(dtype, shape))
 
 
-def parquet(paths: Paths, columns: Sequence[str] | None = None) -> RecordFiles:
+def parquet(paths: Paths, columns: str | Sequence[str] | None = None) -> RecordFiles:
     """Some columns of Parquet files: `parquet("docs-*.parquet", ["text"])`. Without `columns`, all.
 
     Raises UsageError if `columns` is empty."""
@@ -129,6 +129,8 @@ def open_data(source: Paths | RecordFiles, index_path: str | os.PathLike[str] | 
     root = _root_of(paths)
     names = _names(paths, root)
     if index_path is not None:
+        if not isinstance(index_path, str | os.PathLike):
+            raise UsageError(f"index_path={index_path!r} is no path", "give that of an index, or leave it out")
         layout = _loaded(Path(index_path), names, made)
         if layout is None:
             raise FormatError(index_path, "layout", "is the index of other files; run `sentinel data index` on these")

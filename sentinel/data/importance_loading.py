@@ -174,7 +174,10 @@ class ImportanceLoader(Loader):
             raise UsageError("no batch was delivered in this iteration", "report losses after each batch")
         if isinstance(losses, torch.Tensor):
             losses = losses.detach().float().cpu().numpy()
-        given, samples = np.asarray(losses, np.float32), self._last.samples
+        try:
+            given, samples = np.asarray(losses, np.float32), self._last.samples
+        except (ValueError, TypeError) as error:
+            raise UsageError("the losses are no numbers", "give one for each sample of the batch") from error
         if given.shape != samples.shape:
             raise UsageError(
                 f"losses of shape {given.shape} for a batch of {len(samples)} samples",

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.interrupts import is_interrupt
 from sentinel.core.rules import holding
+from sentinel.core.units import plain
 from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
 from sentinel.data.batching import Batching, pinned, requests_of
 from sentinel.data.delivery_counts import DeliveryCounts, EpochCounts
@@ -320,6 +321,7 @@ class Loader(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, from its begin, or from where `load_state_dict` says for the same epoch."""
+        epoch = plain(epoch)
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < EPOCHS:
             raise UsageError(f"there is no epoch {epoch!r}", "give a number of at least 0, below 2**62")
         if epoch != self._epoch or self._delivered:

@@ -12,7 +12,8 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from sentinel.core.errors import UsageError
-from sentinel.data.batching import check_count
+from sentinel.core.units import plain
+from sentinel.data.batching import checked_count
 from sentinel.data.data_index import FILES, Paths, RecordFiles, open_data
 from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.file_feeding import feeding_of_files
@@ -118,7 +119,7 @@ class Samples(FetchedSamples):
         for name in options:
             if name not in _OPTIONS:
                 raise UsageError(f"there is no option {name!r}", f"the options are {', '.join(_OPTIONS)}")
-        check_count("workers", options.get("workers", 0), 0)
+        options["workers"] = checked_count("workers", options.get("workers", 0), 0)
         if not isinstance(order, Order):
             raise UsageError(f"order={order!r} is no Order", "give Order('exact', seed=...)")
         if not isinstance(source, FILES):
@@ -216,6 +217,7 @@ class OrderSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch; without a call it is the one after the last."""
+        epoch = plain(epoch)
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < EPOCHS:
             raise UsageError(f"there is no epoch {epoch!r}", "give a number of at least 0, below 2**62")
         self._epoch = epoch

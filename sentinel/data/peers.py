@@ -233,7 +233,7 @@ class Line:
 def peers_named(peers: Sequence[str], world: int, password_file: str | None = None) -> list[Peer]:
     """One for each address, all of which were greeted. Raises UsageError for addresses that do not suit `world` ranks,
     and what Peer raises."""
-    if isinstance(peers, str) or not all(isinstance(peer, str) for peer in peers):
+    if isinstance(peers, str) or not isinstance(peers, Sequence) or not all(isinstance(peer, str) for peer in peers):
         raise UsageError(f"peers={peers!r} are not addresses", 'give peers=("host:port", ...)')
     require(
         (len(set(peers)) != len(peers), f"peers={tuple(peers)!r} names one server twice", "name each once"),

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from sentinel.core.errors import FormatError
 from sentinel.data.retries import Outages
 from sentinel.data.sources.source import EncodedSource, Source, SourceFile
-from sentinel.data.sources.stored_file import LocalFile, OpenedFile, cannot_be_read, expect_what_is_asked, opened
+from sentinel.data.sources.stored_file import (
+    LocalFile,
+    OpenedFile,
+    OutageError,
+    cannot_be_read,
+    expect_what_is_asked,
+    is_url,
+    opened,
+)
 from sentinel.samples import JoinedRanges, Layout
 
 _OPEN_ENCODED = 64
@@ -173,6 +181,10 @@ class SourceFiles:
         except OSError as error:
             self._forget(file, found)
             raise cannot_be_read(found.path, f"{what} {number}", error) from error
+        if len(data) != nbytes and is_url(found.path):
+            self._check(file, found)
+            said = f"cannot be read: its server sent {len(data)} bytes of {nbytes}; check that it knows ranges"
+            raise OutageError(found.path, f"{what} {number}", said)
         if len(data) != nbytes:
             raise FormatError(
                 found.path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes, format_ns
+from sentinel.core.units import format_bytes, format_ns, plain
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.room_here import unit_within
 from sentinel.data.sample_arena import ArenaShape
@@ -44,6 +44,7 @@ NO_CHOICE = UnitChoice()
 
 def checked_unit(unit: int | str) -> int | str:
     """`unit` as a user gives it. Raises UsageError for what is neither a number of samples nor "auto"."""
+    unit = plain(unit)
     if unit != AUTO_UNIT and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
         raise UsageError(f"unit={unit!r} is not a number of samples", 'give 1 or more, or "auto"')
     return unit

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import plain
 
 KINDS = ("exact", "windowed", "redirect")
 """`exact`: torch's order. `windowed`: each chunk is read once, its samples spread as widely as the room allows.
@@ -34,10 +35,9 @@ class Order:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(f"there is no order {self.kind!r}", f"choose one of {', '.join(KINDS)}")
-        for name in ("rank", "world"):
-            if isinstance(number := getattr(self, name), np.integer):  # which JSON does not know
-                object.__setattr__(self, name, int(number))
-            elif isinstance(number, bool) or not isinstance(number, int):
+        for name in ("rank", "world", "seed"):
+            object.__setattr__(self, name, number := plain(getattr(self, name)))
+            if isinstance(number, bool) or not isinstance(number, int):
                 raise UsageError(f"{name}={number!r} is not a whole number", f"give {name}=int(...)")
         if not 0 <= self.rank < self.world:
             raise UsageError(f"there is no rank {self.rank} of {self.world}", f"give a rank below {max(self.world, 1)}")

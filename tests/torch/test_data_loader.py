@@ -21,10 +21,12 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset  # noqa: E402
 
 import sentinel.data  # noqa: E402
-from sentinel.core.errors import UsageError  # noqa: E402
+from sentinel.core.errors import FormatError, UsageError  # noqa: E402
 from sentinel.data.chunk_reader import IN_FLIGHT  # noqa: E402
 from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
+from sentinel.data.sources.parquet_rows import ParquetRows  # noqa: E402
+from sentinel.data.sources.records import Records  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
 from tests.processes import until  # noqa: E402
 from tests.torch.loaders import COUNT, Numbers, epoch_of, loader_of, torchs  # noqa: E402
@@ -338,6 +340,13 @@ def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
         ({"workers": -1}, "workers=-1"),
         ({"unit": 0}, "unit=0"),
         ({"seed": "a"}, "is no seed"),
+        ({"transform": 5}, "transform=5 cannot be called"),
+        ({"collate_fn": 5}, "collate_fn=5 cannot be called"),
+        ({"drop_last": "no"}, "drop_last='no' is neither True nor False"),
+        ({"multiprocessing_context": "spwan"}, "there is no multiprocessing_context='spwan'"),
+        ({"multiprocessing_context": 5}, "there is no multiprocessing_context=5"),
+        ({"peers": 5}, "peers=5 are not addresses"),
+        ({"index_path": 5}, "index_path=5 is no path"),
         ({"order": "exakt"}, "there is no order"),
         ({"rank": 1}, "go together"),
         ({"rank": 3, "world": 3}, "no rank 3"),
@@ -350,6 +359,33 @@ def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
 def test_what_cannot_be_is_refused_with_a_remedy(tars: list[str], options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         loader_of(tars, **options)
+
+
+def test_whole_numbers_may_be_numpys(tars: list[str]) -> None:
+    given = {name: np.int64(number) for name, number in (("batch_size", 20), ("unit", 8), ("seed", 3), ("workers", 0))}
+    loader = loader_of(tars, prefetch_factor=None, **given)
+    loader.set_epoch(np.int64(1))  # type: ignore[arg-type]
+    assert epoch_of(loader) == torchs(3, 1)
+    json.dumps(loader.state_dict())
+
+
+def test_sources_that_are_none_are_refused_in_words(tmp_path: Path) -> None:
+    for wrong, said in (
+        (lambda: loader_of(b"a.tar"), "a bytes cannot be indexed"),
+        (lambda: loader_of("a\0b.tar"), "has a byte 0"),
+        (lambda: sentinel.data.records("a.bin", "uint7", 5), "no records of dtype='uint7' and shape=5"),
+        (lambda: sentinel.data.records("a.bin", "uint8", 5.5), "no records of dtype='uint8' and shape=5.5"),  # type: ignore[arg-type]
+        (lambda: ParquetRows(5), "columns=5 are no names"),  # type: ignore[arg-type]
+        (lambda: ParquetRows([5]), r"columns=\[5\] are no names"),  # type: ignore[list-item]
+    ):
+        with pytest.raises(UsageError, match=said):
+            wrong()
+    assert ParquetRows("text").kind == "parquet of text"
+    assert Records("uint8", np.int64(5)).kind == Records("uint8", 5).kind  # type: ignore[arg-type]
+    (tmp_path / "index.json").write_text('{"classes": ["a", "b"]}')
+    (tmp_path / "1.jpg").write_bytes(b"x")
+    with pytest.raises(FormatError, match="where the other files of its folder are the samples, move it away"):
+        loader_of(str(tmp_path))
 
 
 def test_what_cannot_be_indexed_is_refused() -> None:

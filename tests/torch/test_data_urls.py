@@ -27,7 +27,15 @@ from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.source_reads import measured_costs  # noqa: E402
 from sentinel.data.sources.paths import files_below, files_named, is_folder  # noqa: E402
-from sentinel.data.sources.stored_file import StoredObject, Stream, cannot_be_read, file_at, files_at, opened  # noqa: E402
+from sentinel.data.sources.stored_file import (  # noqa: E402
+    OutageError,
+    StoredObject,
+    Stream,
+    cannot_be_read,
+    file_at,
+    files_at,
+    opened,
+)
 from sentinel.samples import Order  # noqa: E402
 from tests.data_files import mds, number_of, rows, shards  # noqa: E402
 from tests.torch.loaders import sample_of  # noqa: E402
@@ -244,6 +252,14 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_a_server_that_cuts_ranges_short_is_no_damaged_file(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = open_data("memory://data/train-000.tar")
+    real = type(store).cat_file
+    monkeypatch.setattr(type(store), "cat_file", lambda *given, **where: real(*given, **where)[:100])
+    with pytest.raises(OutageError, match=r"its server sent 100 bytes of \d+; check that it knows ranges"):
+        SourceFiles(data.layout, data.root).sample(0)
 
 
 def test_a_server_that_ignores_ranges_is_named_as_that(tmp_path: Path, web: str) -> None:

@@ -162,7 +162,12 @@ def mds_shards(folder: str) -> tuple[list[str], MdsShards]:
     except OSError as error:
         raise cannot_be_read(path, "file", error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(path, "index", f"is not an index of MDS shards ({str(error)[:80]}); copy it again") from error
+        raise FormatError(
+            path,
+            "index",
+            f"is not an index of MDS shards ({str(error)[:80]}); copy it again, or, where"
+            " the other files of its folder are the samples, move it away",
+        ) from error
     if not columns:
         raise FormatError(path, "index", "tells of no shards; check that the writer was closed")
     for name, encoding, _ in columns:

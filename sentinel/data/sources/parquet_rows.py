@@ -42,10 +42,13 @@ class _UnpackedRows:
 class ParquetRows:
     """A sample is a dict of the row's columns: numbers, str, bytes; a list of numbers is an array."""
 
-    def __init__(self, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, columns: str | Sequence[str] | None = None) -> None:
         """`columns`: those that are read, all of them if None."""
+        columns = [columns] if isinstance(columns, str) else columns
         if columns is not None and not columns:
             raise UsageError("no column is named", "name some, or leave columns out for all")
+        if columns and not (isinstance(columns, Sequence) and all(isinstance(name, str) for name in columns)):
+            raise UsageError(f"columns={columns!r} are no names", 'give a list of them, such as ["text"]')
         self._columns = None if columns is None else list(columns)
         self.kind = "parquet" if columns is None else f"parquet of {','.join(columns)}"
         self._schema: Any = None

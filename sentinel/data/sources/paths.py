@@ -51,6 +51,8 @@ def files_named(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     found: list[str] = []
     for word in words:
         text = os.fspath(word)
+        if "\0" in text:
+            raise UsageError(f"the path {text!r} has a byte 0, which no path has", "give another")
         for path in [text] if not is_url(text) and os.path.exists(text) else expand_braces(text):
             found += _matching(path)
     if not found:

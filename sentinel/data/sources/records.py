@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tokenize
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,8 +80,13 @@ class Records:
     """Records of `dtype` and `shape` one after the other, without a header. A sample is an array."""
 
     def __init__(self, dtype: DTypeLike, shape: int | tuple[int, ...]) -> None:
-        self._dtype = np.dtype(dtype)
-        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        try:
+            self._dtype = np.dtype(dtype)
+            self._shape = tuple(map(index, shape if isinstance(shape, tuple | list) else (shape,)))
+        except TypeError as error:
+            raise UsageError(
+                f"there are no records of dtype={dtype!r} and shape={shape!r}", 'write dtype="uint16", shape=1024'
+            ) from error
         self._nbytes = int(np.prod(self._shape, dtype=np.int64)) * self._dtype.itemsize
         if self._dtype.hasobject or self._nbytes < 1 or min(self._shape, default=1) < 1:
             raise UsageError(
