@@ -112,7 +112,8 @@ class Feeding:
         """The epoch is left: what is still asked for is read by who asks."""
 
     def close(self) -> None:
-        """Its memory goes back, once workers have ended; `begin` takes it again."""
+        """Its memory goes back, and files are closed, once workers have ended; `begin` takes memory again."""
+        self.samples.source.close()
 
     def finish(self) -> None:
         """All of the epoch was delivered."""
@@ -230,7 +231,8 @@ class FileFeeding(Feeding):
         self._reader.pause()
 
     def close(self) -> None:
-        """Its memory goes back, but where other jobs may copy from it, or it is a file of a disk."""
+        """Files are closed. Its memory goes back, but where other jobs may copy from it, or it is a file of a disk."""
+        super().close()
         arena = self._arena
         if arena.shape.jobs == 1 and not arena.shape.worth and not arena.place.folder:
             self._were_on, self._done = self.node_pages(), None

@@ -210,6 +210,11 @@ class SourceFiles:
                 self._open.popitem(last=False)  # closed once the last thread has read from it
             return found
 
+    def close(self) -> None:
+        """Each file is closed once the last thread has read from it, and opened again when it is needed."""
+        with self._lock:
+            self._open.clear()
+
     def _forget(self, file: int, found: OpenedFile) -> None:
         """The next read opens it anew: a descriptor of a server that has started again reads nothing any more."""
         with self._lock:

@@ -95,6 +95,9 @@ class BytesOfSamples:
         """Raises FormatError if bytes of `samples` (k,) were given unchecked, and a file is not as it was indexed. Here
         none are: they are checked before they are decoded, or nothing is known of them."""
 
+    def close(self) -> None:
+        """Files are opened again when they are needed."""
+
 
 def transformed(
     items: Iterable[Any], transform: Transform | None, source: BytesOfSamples, samples: NDArray[np.int64]
@@ -143,6 +146,10 @@ class FromArena(BytesOfSamples):
             raws[number] = raw
         served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
         return _decoded(self._source, self._files, request.samples, _let_go(raws))
+
+    def close(self) -> None:
+        """As BytesOfSamples says."""
+        self._files.close()
 
     def pass_over(self, begin: int, stop: int) -> None:
         """The reader waits no more for copies of positions [begin, stop); who still asks for one reads it alone."""
@@ -238,6 +245,10 @@ class FromFiles(BytesOfSamples):
     def check(self, samples: NDArray[np.int64]) -> None:
         """As BytesOfSamples says."""
         self._files.check(samples)
+
+    def close(self) -> None:
+        """As BytesOfSamples says."""
+        self._files.close()
 
 
 class FromDataset(BytesOfSamples):

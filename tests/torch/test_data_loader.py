@@ -302,6 +302,22 @@ def test_close_frees_the_memory_and_another_iteration_takes_it_again(tars: list[
     assert held == 2 * [arena.shape.nbytes, arena.shape.nbytes - arena.shape.parts[-1]]
 
 
+@pytest.mark.parametrize("unit", [16, "auto"])
+def test_close_closes_the_files(tars: list[str], unit: int | str) -> None:
+    loader = loader_of(tars, unit=unit)
+
+    def opened() -> list[str]:
+        paths = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return [path for path in paths if os.path.lexists(path) and os.readlink(path) in tars]
+
+    assert epoch_of(loader) == torchs(0, 0)
+    assert opened()
+    loader.close()
+    assert not opened()
+    assert epoch_of(loader) == torchs(0, 1)
+    loader.close()
+
+
 def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
     def reading() -> int:
         return sum(thread.name == "sentinel reader" for thread in threading.enumerate())
