@@ -278,6 +278,8 @@ def _proof_of_run(example: str, found: Found) -> list[str]:
     same = all(other["same_losses"] and other["same_parameters"] for other in found["rows"] if not other["skipped"])
     seen = ours["witness_pages"]
     agree = "no witness" if seen is None else f"{ours['claimed_pages']:,} by the engine, {seen:,} by the witness"
+    if seen is not None and ours["claimed_pages"] > seen:
+        agree += " (a page that is given back and born anew while it is to move may count as moved)"
     share = ours["residency_share"]
     residency = (
         "residency not audited" if share is None else f"after each layer {never_rounded_up(share)}% of managed bytes"

@@ -82,7 +82,8 @@ bool bind_untouched(const Journey &journey, const Batch &batch) {
 
 // Takes out of the batch the pages that need no move, and counts those that moved. `why`, if given, is what the move
 // just made said of each, and stays aligned. A page that it says moved counts as moved wherever it is by now: a write after a
-// fork gives it a new one at home, which may have to move too; the life of another may have ended.
+// fork gives it a new one at home, which may have to move too; the life of another may have ended. Nor can it tell a page
+// whose life ended between question and move, and that was born where the others go: the answer is the same.
 void settle(Journey &journey, Batch &batch, bool by_us, std::vector<int> *why) {
   size_t kept = 0;
   for (size_t i = 0; i < batch.pages.size(); ++i) {

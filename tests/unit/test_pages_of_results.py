@@ -55,7 +55,8 @@ def test_the_two_node_page_and_the_readme_are_made_from_their_results() -> None:
     assert (DOCS / "two-nodes.md").read_text() == two_nodes_page.page(results, machine)
     assert two_nodes_readme.rewritten(TEXT, results, machine) == TEXT
     for ours in (two_nodes_figures.ours_of(run) for each in results.values() for run in each["runs"]):
-        assert ours["claimed_pages"] == ours["witness_pages"]
+        unseen = ours["claimed_pages"] - ours["witness_pages"]
+        assert 0 <= unseen <= ours["claimed_pages"] // 100_000  # settle() in move_pages.cpp
         assert ours["residency_share"] == 1.0
         assert ours["elsewhere"] == []
 
