@@ -224,6 +224,8 @@ class Engine:
         self._residents.take(given.spans)
         if given.births_away:
             self._birth_nodes.take(self._residents.partly_away())
+        if given.look_soon:
+            self.look_soon()
 
     def _resume(self) -> int:
         """Back in step at layer 0: take blocks as they are, and send them where the plan has them by now."""

@@ -6,8 +6,8 @@ tells the next how many bytes of which address ranges are in which tier, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,18 @@ SPAN_DTYPE = np.dtype([("address", "<i8"), ("nbytes", "<i8"), ("bytes_in", "<i8"
 @dataclass(frozen=True, eq=False)
 class Handover:
     """`began_ns`: when the layer under way began. `spans`: of dtype SPAN_DTYPE. `births_away`: untouched pages of some
-    blocks are born outside fast memory; see BirthNodes."""
+    blocks are born outside fast memory; see BirthNodes. `look_soon`: pages may be elsewhere; see PageAudit.hurry."""
 
     began_ns: int
     spans: NDArray[Any]
     births_away: bool = False
+    look_soon: bool = False
+
+    def born_again(self, nodes: Collection[int]) -> Handover:
+        """All pages were replaced by others, born in fast memory where it has room: none is in tiers `nodes`."""
+        spans = self.spans.copy()
+        spans["bytes_in"][:, list(nodes)] = 0
+        return replace(self, spans=spans, births_away=False, look_soon=True)
 
 
 class Pieces:

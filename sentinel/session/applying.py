@@ -220,6 +220,14 @@ class Applying:
         """Nothing is migrated from now on until `start`; bytes stay where they are."""
         self._handover = self._engine_of(self.current).hand_over()
 
+    def pages_are_replaced(self) -> None:
+        """While this rests, a page tracker replaces all pages of persistent tensors, by the memory policy at the first
+        of their addresses: that of fast memory from now on, there and everywhere."""
+        if self._handover is not None and self._on_nodes:
+            self.bind_fast()
+            nodes = [tier for tier, each in enumerate(self._machine.tiers) if each.node is not None]
+            self._handover = self._handover.born_again(nodes)
+
     def tick(self, at: Position) -> bool:
         """A tick: slots are those of the layer under way from now on. Returns whether that is layer 0: a step has
         ended."""

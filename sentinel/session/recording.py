@@ -76,6 +76,11 @@ class Recording:
         self._required = tracker.partition(":")[0] != "auto"
         self._tracker, self.notes = choose_tracker(tracker, self._job.held_bytes())
 
+    @property
+    def replaces_pages(self) -> bool:
+        """Whether the next step is recorded by a page tracker, as far as is known: it replaces all pages twice."""
+        return self._tracker is not None
+
     def prepare(self) -> None:
         """To be called before the job's tensors are adopted, if a recording comes next: they are copied once less."""
         watched, tensors = [self._arena()], set(self._job.addresses().values()) - {0}

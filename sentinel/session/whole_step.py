@@ -66,6 +66,8 @@ class WaitingForStep(State):
 def recording_step(context: SessionContext, purpose: Purpose, *heard: Tick, rounds: int = MOST_ROUNDS) -> State:
     """Record one step from here: from layer 0, or from the cycle's first tick, which was `heard` just now. `rounds`: as
     MOST_ROUNDS."""
+    if context.recording.replaces_pages:
+        context.applying.pages_are_replaced()
     context.recording.begin(len(heard))
     context.host.profile_again()
     return RecordingStep(context, purpose, heard, rounds)

@@ -17,11 +17,13 @@ import torch  # noqa: E402
 
 import sentinel  # noqa: E402
 from sentinel.core.run import REASONS  # noqa: E402
+from sentinel.core.units import PAGE_BYTES  # noqa: E402
 from sentinel.session import current  # noqa: E402
+from sentinel.session.applying_plans import ApplyingPlans  # noqa: E402
 from sentinel.session.whole_step import RecordingStep  # noqa: E402
 from sentinel.system import numa  # noqa: E402
 from tests.numa.training import WIDTH, Net  # noqa: E402
-from tests.training import assert_same, train  # noqa: E402
+from tests.training import Trained, assert_same, train  # noqa: E402
 
 ASKED = {"fast": "20%", "slow": "numa:1", "tracker": "ops"}
 
@@ -93,3 +95,45 @@ def test_a_session_that_ends_while_it_rests_moves_what_is_away_and_nothing_else(
     last = run.migrations[len(before.migrations) :]
     assert {REASONS[why] for why in last["reason"]} == {"restore"}
     assert int(last["moved_bytes"].sum()) == away[0] * 4096
+
+
+def in_accounts(tier: int) -> int:
+    """Pages of what lives from step to step that the engine takes to be in `tier`, with nothing under way."""
+    session = current()
+    assert session is not None
+    engine = session.context.applying.current.engine
+    assert engine is not None
+    engine._block_mover.finish()
+    return sum(engine._table.bytes_in[tier][block] for block in engine._residents.lasting) // PAGE_BYTES
+
+
+def test_a_page_tracker_that_records_again_leaves_the_accounts_true() -> None:
+    """It replaces all pages by others, born where the policy at the first address says: sent away or not."""
+    sizes = [32] * 4 + [128, 32, 128, 128] + [128] * 4
+    recorded_at, found = 7, []
+
+    def look(step: int, _model: torch.nn.Module) -> None:
+        session = current()
+        if session is None:
+            return
+        if step == recorded_at:  # as where a page at the first address was sent away before anybody touched it
+            numa.bind(session.context.memory.exclusive_extent()[0], PAGE_BYTES, 1)
+        if step == recorded_at + 1:  # a step ends as the next one begins
+            assert isinstance(session.state, RecordingStep)
+        if step > recorded_at + 1:
+            assert isinstance(session.state, ApplyingPlans)
+            told = in_accounts(0), in_accounts(1)
+            found.append((told, (pages_on(0), pages_on(1))))
+
+    def trained(tracker: str | None) -> Trained:
+        torch.manual_seed(0)
+        asked = None if tracker is None else {**ASKED, "tracker": tracker}
+        look_on = look if asked is not None else lambda *_: None
+        return train(Net(), of_rows(sizes), steps=len(sizes), ours=asked, before_step=look_on)
+
+    stock, ours = trained(None), trained("pagemap")
+    assert stock.losses == ours.losses
+    assert all(map(torch.equal, stock.parameters, ours.parameters))
+    assert len(found) == len(sizes) - recorded_at - 2
+    assert found[0][0][1] > 0
+    assert [really for _, really in found] == [told for told, _ in found]

@@ -18,7 +18,7 @@ from sentinel.core.step_follower import Position
 from sentinel.core.units import PAGE_BYTES
 from sentinel.core.uses import with_uses
 from sentinel.migration.engine import Engine
-from sentinel.migration.handover import Pieces
+from sentinel.migration.handover import Handover, Pieces
 from sentinel.migration.job_memory import JobMemory
 from sentinel.reports import build_report
 from sentinel.tiers.tier import MOST_TIERS
@@ -302,6 +302,16 @@ def test_blocks_that_are_cut_otherwise_are_read_off_by_address() -> None:
     assert whole.read(spans, 2) == {0: [eight, eight]}
     beyond = Pieces([0], lambda _: [(BASE + 64 * PAGE_BYTES, PAGE_BYTES)])
     assert beyond.read(spans, 2) == {0: [PAGE_BYTES, 0]}  # nobody told of it: it was born in fast memory
+
+
+def test_pages_that_were_replaced_are_in_fast_memory_but_for_those_of_emulated_tiers() -> None:
+    size = 8 * PAGE_BYTES
+    cuts = Pieces([0, 1, 2], lambda block: [(BASE + size * block, size)])
+    spans = cuts.tell([[size, 0, 0], [0, size, 0], [0, 0, size]], [size] * 3)
+    given = Handover(began_ns=1, spans=spans, births_away=True).born_again([0, 1])
+    assert cuts.read(given.spans, 3) == {0: [size, 0, 0], 1: [size, 0, 0], 2: [0, 0, size]}
+    assert (given.began_ns, given.births_away, given.look_soon) == (1, False, True)
+    assert cuts.read(spans, 3)[1] == [0, size, 0]  # another's, as it was
 
 
 @given(st.data())
