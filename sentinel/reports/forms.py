@@ -85,7 +85,7 @@ class Written:
     """What reports have alike: the tables of their sections, and a method for each way to get at them."""
 
     @cached_property
-    def tables(self: Document[Any]) -> Frames:
+    def tables(self: Document[Any]) -> dict[str, pd.DataFrame]:
         """The tables of its sections by name."""
         return tables_of(self.sections, self.facts)
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
@@ -19,9 +19,12 @@ from sentinel.reports.caveats import done_sentence, events_of
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.page import in_notebook
 from sentinel.reports.reconcile import reconcile, tables_agree
-from sentinel.reports.section import Frames, Heading, Section, tables_of
+from sentinel.reports.section import Heading, Section, tables_of
 from sentinel.reports.setup import Setup
 from sentinel.reports.summary import summary
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +82,7 @@ class Report(Facts, forms.Written):
         return SECTIONS
 
     @cached_property
-    def tables(self) -> Frames:
+    def tables(self) -> dict[str, pd.DataFrame]:
         """The tables by name, checked against each other. Raises ReportError if they disagree."""
         found = tables_of(self.sections, self)
         tables_agree(found, self.run)
