@@ -114,8 +114,11 @@ free. Both are to the others' advantage. To ours is that nothing limits what is 
 tensors that found no place in the plan, and what the kernel keeps of files that were read, of which ours, that
 runs first, reads most. {counted}Of first runs:
 """
-_COUNTED = """What tensors had of it is counted as the layers of the second measured step end, by the kernel's word.
-Memory of dead tensors that malloc keeps counts, as the next tensor gets it. """
+_COUNTED = """What tensors had of it is memory that operands of the first two measured steps touched, as the layers of
+the second one end, by the kernel's word; the room is over the whole job. Memory of dead tensors that malloc keeps
+counts, as the next tensor gets it. """
+_HARDLY_MOVED = 1 << 20
+"""Bytes in a whole job."""
 _TAIL = """
 What a share is and how the ballast is measured: [0043](decisions/0043-placements-are-measured-alike.md).
 Each run's JSON, with the pages that moved and who moved them, is in `docs/two-nodes/`.
@@ -220,6 +223,10 @@ def _beside_tiering(results: Results) -> list[str]:
     if others:
         points = (filled(_not_fewer(example, results[example]["runs"]), indent="  ") for example in others)
         lines += [*points, "", filled(_WHY), ""]
+    moved = {name: middle(found["runs"], TIERING, moved_in_all_bytes) for name, found in results.items()}
+    if idle := [name for name, nbytes in moved.items() if nbytes is not None and nbytes < _HARDLY_MOVED]:
+        said = f"In {', '.join(idle)} the kernel's tiering moved hardly a page in the whole job, so it is first touch"
+        lines += [filled(f"{said} with the room that tiering keeps free."), ""]
     return lines
 
 

@@ -101,7 +101,8 @@ def _beside(results: Results) -> str:
         return f"{said}; how much of it they had was not counted in these runs."
     rooms = [room for found in results.values() for run in found["runs"] for room in tensor_rooms(run)]
     did = ", and did" if max(rooms) > 1 else ""
-    return f"{said}{did}: tensors had {min(rooms):.1f} to {max(rooms):.1f} times our budget there."
+    had = f"{min(rooms):.1f} to {max(rooms):.1f} times our budget there"
+    return f"{said}{did}: tensors that two steps used had {had}."
 
 
 def _of_what(results: Results, machine: str) -> str:

@@ -22,6 +22,7 @@ from sentinel.cli.common import (
     print_json,
     print_table,
 )
+from sentinel.cli.script_session import file_from_here
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
 from sentinel.core.rules import require
 from sentinel.system.progress import say
@@ -132,7 +133,7 @@ def asked_for(slow: str, folder: Path, *, quick: bool, kernel: bool = True) -> A
         file = _file_in(folder)
     elif is_file(slow):
         _require_file(slow)
-        tier, file = None, _absolute(slow)
+        tier, file = None, file_from_here(slow)
     if tier is not None:
         require(
             (
@@ -173,12 +174,6 @@ def _require_file(slow: str) -> None:
     from sentinel.tiers.file_tier import FileTier
 
     FileTier.asked(slow, _LEAST_FILE_BYTES)
-
-
-def _absolute(slow: str) -> str:
-    """Children may be in another folder."""
-    word, _, folder = slow.partition(":")
-    return slow if folder.partition("=")[0] == "auto" else f"{word}:{os.path.abspath(folder)}"
 
 
 def _require_torch() -> None:

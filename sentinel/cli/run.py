@@ -6,6 +6,7 @@ import argparse
 import atexit
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -178,23 +179,30 @@ def execute(arguments: argparse.Namespace) -> int:
 
     def begin() -> None:
         nonlocal follower
+        with sigterm_waits(lambda: write_what_is_known(kept)), away_from(script.folder):
+            if arguments.cpus is None:
+                bind_cpus(None)
+            follower = prepare_session(words)
+            watch(story, kept, limit, sigterm_waits, live=live, quiet=arguments.quiet)
+
+    def begin_in_the_script() -> None:
         try:
-            with away_from(script.folder):
-                if arguments.cpus is None:
-                    bind_cpus(None)
-                follower = prepare_session(arguments)
-                watch(story, kept, limit, sigterm_waits, live=live, quiet=arguments.quiet)
-        except SentinelError:
-            raise
-        except Exception as error:  # as modules of the script's that have names of Python's own
-            if is_interrupt(error):
+            begin()
+        except Exception as error:
+            if is_interrupt(error) or (isinstance(error, SentinelError) and arguments.debug):
                 raise
+            if isinstance(error, SentinelError) and threading.current_thread() is threading.main_thread():
+                on_stderr(f"sentinel: {error}")
+                raise SystemExit(code_of(error)) from None  # through the script, which may guard its import of torch
+            end_what_began()
             say(f"training goes on without Sentinel, which cannot begin: {error}", wrong=True)
 
     if is_loaded():
         begin()
     else:
-        AfterTorch(begin)
+        AfterTorch(begin_in_the_script)
+    RUNTIME.ends_at_exit = True
+    atexit.register(end_at_exit)  # after the script's own exit functions, which may need the session
     RUNTIME.shows_uncaught = True  # what the script does not catch ends the session below, and not as it is shown
     try:
         status = run_as_main(script, arguments.arguments)
@@ -219,6 +227,19 @@ def execute(arguments: argparse.Namespace) -> int:
     if status == BY_INTERRUPT:
         raise EndsByInterrupt
     return status
+
+
+def end_at_exit() -> None:
+    """Ends the session, if one began."""
+    if calls := sys.modules.get("sentinel.session.calls"):
+        calls.end_at_exit()
+
+
+def end_what_began() -> None:
+    """Nobody watches for a loop, and no session runs, where the rest of what they need could not be had."""
+    if RUNTIME.finder is not None:
+        RUNTIME.finder.give_way()
+    end_at_exit()
 
 
 def once_nothing_trains(end: Callable[[], None]) -> None:
@@ -317,13 +338,14 @@ def watch(
 def write_what_is_known(kept: KeptFiles) -> None:
     """Plan, profile, run and report as they stand, while the session goes on, and without the search for the bound:
     whoever ends the process may not wait for it."""
-    try:
-        if RUNTIME.last is None:
-            raise UsageError("report(): no session began", "train a step")
+    report = None
+    if RUNTIME.last is not None:
         from sentinel import session
 
-        report = session.report(bounded=False) if (last := session.current()) is None else last.report(bounded=False)
-    except UsageError:  # its remedy is for who calls report()
+        last = session.current()
+        with contextlib.suppress(UsageError):  # its remedy is for who calls report()
+            report = session.report(bounded=False) if last is None else last.report(bounded=False)
+    if report is None:
         say("ended by SIGTERM before a step was profiled, so there is no report", wrong=True)
         return
     kept.write_nouns(report.run)
@@ -332,7 +354,7 @@ def write_what_is_known(kept: KeptFiles) -> None:
 
 
 def bind_cpus(cpus: str | None) -> None:
-    """Bind this process to `cpus` before torch starts threads; say so where its CPUs are of several nodes."""
+    """Bind this process to `cpus`, if any, before torch starts threads; say so where its CPUs are of several nodes."""
     from sentinel.system.affinity import bind_to, cpus_named, spanning
     from sentinel.system.topology import topology
 
@@ -347,11 +369,12 @@ def finish(
     arguments: argparse.Namespace, follower: Follower | None, kept: KeptFiles, limit: StepLimit, *, failed: bool
 ) -> None:
     """The script has ended: write report, plan, profile and run, and tell how it went. `failed`: the script did.
-    `follower`: None where it has not imported torch."""
+    `follower`: None where it has not imported torch, or Sentinel could not begin."""
     if follower is None:
         kept.end_without_report(failed=failed)
-        why = _BEFORE_A_STEP if failed else "trained no step under Sentinel: it did not import torch"
-        say(f"{arguments.script} {why}", wrong=True)
+        if not is_loaded():  # else it is said already
+            why = _BEFORE_A_STEP if failed else "trained no step under Sentinel: it did not import torch"
+            say(f"{arguments.script} {why}", wrong=True)
         return
     import sentinel
     from sentinel import session

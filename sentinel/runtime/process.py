@@ -115,7 +115,8 @@ class Runtime:
     `overrides`: arguments of `start_profile` by name, which win over the script's; `configured`: those that count where
     nobody gives any, None where environment and file are still to be asked. `begin`: makes what `start_profile`
     begins, instead of a Session. `finder`: who begins a session where the script does not. `placing`: the
-    Placing that began the last session on a file. `shows_uncaught`: sys.excepthook ends sessions already.
+    Placing that began the last session on a file. `shows_uncaught`: sys.excepthook ends sessions already;
+    `ends_at_exit`: an exit function does.
 
     Observers. `watches`: one for each call of `observe`. Any thread adds and removes one by a single call of the list.
 
@@ -144,6 +145,7 @@ class Runtime:
         self.finder: Finder | None = None
         self.placing: object = None
         self.shows_uncaught = False
+        self.ends_at_exit = False
         self.watches: list[Watch] = []
         self.memory: object = None
         self.recorder: Callable[[], object] | None = None

@@ -257,9 +257,9 @@ class Follower:
 
 NO_LOOP = (
     "no training loop was found: Sentinel looks for forward passes with gradients, each followed by a step of a"
-    f" torch.optim optimizer, three times in one thread, with {LIMIT} a time (model.compile() hides forward passes, as"
-    " does torch.compile of a function that calls the model; where the script annotates its model, eight steps are left"
-    " to it)"
+    " torch.optim optimizer, three times in one thread (model.compile() hides forward passes, as does torch.compile of"
+    f" a function that calls the model; a training step has {LIMIT}; where the script annotates its model, eight steps"
+    " are left to it)"
 )
 """What was looked for, and how it may hide."""
 

@@ -82,7 +82,7 @@ def start_profile(
     _end_what_was_cut_short()
     models, optimizers = as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
     if isinstance(RUNTIME.sink, PassiveSession) and is_file(RUNTIME.overrides.get("slow")):
-        RUNTIME.sink.add(models, optimizers)  # `sentinel run` began it before the script
+        RUNTIME.sink.add(models, optimizers)  # `sentinel run` began it as the script imported torch
         return
     if RUNTIME.sink is not None:
         profiling = isinstance(RUNTIME.sink, Session) and RUNTIME.sink.profiling
@@ -199,8 +199,7 @@ def _running(what: str, remedy: str) -> BegunSession:
     return last
 
 
-@atexit.register
-def _end() -> None:
+def end_at_exit() -> None:
     """Whatever ended the program, stock allocation is back before the interpreter goes.
 
     A thread that still trains keeps its session: it ends with the process.
@@ -209,6 +208,10 @@ def _end() -> None:
     last = current()
     if isinstance(RUNTIME.sink, PassiveSession) or (last is not None and RUNTIME.sink is last and not last.away):
         RUNTIME.sink.stop()
+
+
+if not RUNTIME.ends_at_exit:
+    atexit.register(end_at_exit)
 
 
 def _watch_for_the_end() -> None:
@@ -220,7 +223,7 @@ def _watch_for_the_end() -> None:
 
     def end_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, Exception):
-            _end()
+            end_at_exit()
         shown(kind, error, trace)
 
     sys.excepthook = end_and_show

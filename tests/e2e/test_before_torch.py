@@ -134,6 +134,58 @@ def test_modules_of_the_scripts_that_have_names_of_pythons_own_are_its_own(tmp_p
     assert "is applied" in done.stderr
 
 
+def test_a_package_of_the_scripts_has_its_name_too(tmp_path: Path) -> None:
+    (tmp_path / "statistics").mkdir()
+    (tmp_path / "statistics" / "__init__.py").write_text("OURS = 3\n")
+    done = fresh(tmp_path, f"import statistics\n{TRAINING}print(statistics.OURS)\n", "--report", "r.json", *EMULATED)
+    assert done.stdout.endswith("\n3\n"), done.stderr
+    assert "is applied" in done.stderr
+
+
+def test_words_are_of_the_folder_in_which_they_were_said(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "scratch").mkdir()
+    words = ("--report", "r.json", "--fast", "16MiB", "--slow", "file:scratch")
+    done = fresh(tmp_path, f"import os\nos.chdir('elsewhere')\n{TRAINING}", *words)
+    assert done.returncode == 0, done.stderr
+    assert f"what exceeds it is in file:{tmp_path / 'scratch'}" in done.stderr
+
+
+def test_what_only_beginning_finds_out_ends_a_script_that_guards_its_import(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    guarded = "import os\nos.rmdir('scratch')\ntry:\n    import torch\nexcept Exception:\n    print('without')\n"
+    words = ("--report", "r.json", "--fast", "16MiB", "--slow", "file:scratch")
+    done = fresh(tmp_path, guarded + TRAINING, *words)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "scratch is not a directory; name one that exists" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_other_threads_import_as_ever_while_sentinel_begins(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"own{number}.py").write_text("")
+    text = (
+        "import importlib, threading, time\ndone = threading.Event()\n"
+        "def imports():\n    for number in range(40):\n        importlib.import_module(f'own{number}')\n"
+        "        time.sleep(0.02)\n        if done.is_set() and number > 20: pass\n"
+        "thread = threading.Thread(target=imports)\nthread.start()\nimport torch\ndone.set()\nthread.join()\n"
+    )
+    done = fresh(tmp_path, f"{text}{TRAINING}", "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_the_scripts_exit_functions_come_before_the_end_of_the_session(tmp_path: Path) -> None:
+    text = "import atexit\natexit.register(lambda: print(sentinel.active()))\nimport sentinel\n"
+    done = fresh(tmp_path, text + TRAINING, "--fast", "16MiB", "--slow", f"file:{tmp_path}", "--report", "r.json")
+    assert done.stdout.endswith("\nTrue\n"), done.stderr
+
+
+def test_where_what_checks_is_killed_the_script_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert before_torch.refused_apart(lambda: os.kill(os.getpid(), signal.SIGKILL), debug=False) == 0
+    assert "the process that checked it ended by signal 9" in capfd.readouterr().err
+
+
 def test_a_forked_child_that_imports_torch_is_not_watched(tmp_path: Path) -> None:
     trains = TRAINING.strip().replace("\n", "\n    ")
     text = f"import os\nif not (child := os.fork()):\n    {trains}\n    raise SystemExit(0)\n"

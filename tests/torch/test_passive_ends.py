@@ -162,7 +162,7 @@ def test_a_forked_child_ends_nothing(fork: Callable[[], int], folder: Path) -> N
         try:
             signal.alarm(int(LONGEST_S))
             session.stop()
-            sentinel.session.calls._end()
+            sentinel.session.calls.end_at_exit()
             code = int(float(held.numpy().min()) != 3.0)
         finally:
             os._exit(code)

@@ -56,7 +56,8 @@ def test_the_two_node_page_and_the_readme_are_made_from_their_results() -> None:
     assert two_nodes_readme.rewritten(TEXT, results, machine) == TEXT
     for ours in (two_nodes_figures.ours_of(run) for each in results.values() for run in each["runs"]):
         unseen = ours["claimed_pages"] - ours["witness_pages"]
-        assert 0 <= unseen <= ours["claimed_pages"] // 100_000  # settle() in move_pages.cpp
+        # a page may be given back and born anew, where it is to go, while the mover asks and moves: it counts as moved
+        assert 0 <= unseen <= ours["claimed_pages"] // 100_000
         assert ours["residency_share"] == 1.0
         assert ours["elsewhere"] == []
 

@@ -122,7 +122,11 @@ def test_what_tensors_had_of_the_fast_node_is_told_where_it_was_counted() -> Non
 
 
 @pytest.mark.parametrize(
-    ("mean_mib", "said"), [(25, "there, and did: tensors had 1.2 to"), (10, "there: tensors had 0.5")]
+    ("mean_mib", "said"),
+    [
+        (25, "there, and did: tensors that two steps used had 1.2 to"),
+        (10, "there: tensors that two steps used had 0.5"),
+    ],
 )
 def test_the_readme_says_that_tensors_had_more_only_where_they_had(mean_mib: int, said: str) -> None:
     assert said in " ".join(two_nodes_readme._beside(counted(mean_mib)).split())
