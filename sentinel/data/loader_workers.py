@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
+from sentinel.core.interrupts import is_interrupt
 from sentinel.data.batch_room import end_if_not_sent
 from sentinel.data.served_samples import Served
 
 OF_LOST_WORKERS = (RuntimeError, OSError, EOFError)
 """The first is torch's, the others say that the last batch of such a worker cannot be fetched any more."""
+_TORCHS_HANDLER = "torch.utils.data._utils.signal_handling"
+"""The module of torch's handler of SIGCHLD, which raises a RuntimeError."""
 _END_S = 1.0
 """From the last sign of a worker that is killed until it has ended, at most."""
 _LOOKS_S, _GRACE_S = 1.0, 10.0
@@ -57,6 +60,15 @@ def is_lost(batches: Any, within_s: float | None = None) -> bool:
     for worker in (workers := getattr(batches, "_workers", ())):
         ends.register(worker.sentinel, select.POLLIN)
     return bool(workers and ends.poll(1e3 * (_END_S if within_s is None else within_s)))
+
+
+def ends_training(error: BaseException) -> bool:
+    """Whether `error` is the script's, as `is_interrupt` says; torch has a handler too, for lost workers."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    of_torch = step is not None and step.tb_frame.f_globals.get("__name__") == _TORCHS_HANDLER
+    return not (of_torch and isinstance(error, RuntimeError)) and is_interrupt(error)
 
 
 def exit_codes(batches: Any) -> set[int]:

@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sentinel.core.errors import FormatError, UsageError
-from sentinel.core.interrupts import is_interrupt
 from sentinel.core.rules import holding
 from sentinel.core.units import plain
 from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
@@ -26,6 +25,7 @@ from sentinel.data.hit_places import named
 from sentinel.data.loader_workers import (
     OF_LOST_WORKERS,
     begin_worker,
+    ends_training,
     exit_codes,
     is_lost,
     keep_signals_from,
@@ -148,9 +148,9 @@ class Loader(IterableDataset[Any]):
                     batches = self._worked(requests[done:])
                 batch, served = next_batch(batches)
             except BaseException as error:
-                if is_interrupt(error):  # half of a message may be left unread
+                if ends_training(error):  # half of a message may be left unread
                     self._give_workers_up()
-                if is_interrupt(error) or not isinstance(error, OF_LOST_WORKERS):
+                if ends_training(error) or not isinstance(error, OF_LOST_WORKERS):
                     raise
                 if batches is None and self._workers is not None:
                     batches = self._workers._iterator  # one was lost since the last epoch
@@ -272,7 +272,7 @@ class Loader(IterableDataset[Any]):
                     iter(self._workers)  # torch waits until they are done with what they were asked
             except BaseException as error:
                 self._give_workers_up()  # answers that are still to come would be taken for those of the next iteration
-                if is_interrupt(error) or not isinstance(error, OF_LOST_WORKERS):
+                if ends_training(error) or not isinstance(error, OF_LOST_WORKERS):
                     raise
         self._asked = False
 

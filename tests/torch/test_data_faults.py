@@ -568,6 +568,35 @@ def test_a_time_limit_is_never_taken_for_a_file_that_fails(
 
 
 @kills_a_worker
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("call", ["_try_put_index", "_process_data", "_try_get_data"])
+def test_a_lost_worker_that_torch_tells_of_within_a_call_costs_time_only(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch, call: str, left: bool
+) -> None:
+    """Of its own it has a handler of SIGCHLD, which is no script's."""
+    loader = loader_of(tars, workers=1)
+    batches, delivered = iter(loader), []
+    delivered += next(batches).tolist()
+    iterator: Any = loader._workers._iterator  # type: ignore[union-attr]
+    real, killed = getattr(iterator, call), []
+
+    def kills(*given: Any) -> Any:
+        if not killed:
+            killed.append(iterator._workers[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+            time.sleep(LONGEST_S)  # the handler raises here
+        return real(*given)
+
+    monkeypatch.setattr(iterator, call, kills)
+    if left:
+        assert epoch_of(loader) == torchs(0, 1)
+    else:
+        assert delivered + [number for batch in batches for number in batch.tolist()] == torchs(0, 0)
+    assert killed
+    loader.close()
+
+
+@kills_a_worker
 def test_a_worker_killed_while_it_sends_what_is_not_waited_for(tars: list[str]) -> None:
     """The iteration was left: what its workers are at is waited for before the next one begins."""
     loader = loader_of(tars, numbered_bytes, collate_fn=list, workers=1, prefetch_factor=4)
