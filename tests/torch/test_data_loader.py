@@ -284,7 +284,6 @@ def test_a_state_of_the_last_batch_leaves_nothing_of_its_epoch(tars: list[str]) 
     assert epoch_of(loader) == torchs(0, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_close_frees_the_memory_and_another_iteration_takes_it_again(tars: list[str], workers: int) -> None:
     loader = loader_of(tars, workers=workers)
@@ -318,6 +317,7 @@ def test_close_closes_the_files(tars: list[str], unit: int | str) -> None:
     loader.close()
 
 
+@pytest.mark.slow
 def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
     def reading() -> int:
         return sum(thread.name == "sentinel reader" for thread in threading.enumerate())
