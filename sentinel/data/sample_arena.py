@@ -22,6 +22,7 @@ A bell (an eventfd) beside it wakes the reader when samples were copied. Of the 
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -38,6 +39,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.interrupts import let_through
 from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
 from sentinel.data.arena_memory import is_sealed, mapped, new_bell, new_memory, prefer, require_on, reserve
@@ -220,8 +222,13 @@ class SampleArena:
             require_on(np.frombuffer(self._memory, np.uint8, nbytes, at), self.node)
 
     def let_go(self) -> None:
-        """The pages go back to the kernel; what lay there is lost."""
-        self._memory.madvise(mmap.MADV_REMOVE, *self._of_pages)
+        """The pages go back to the kernel, but what somebody has locked in memory; what lay there is lost."""
+        try:
+            self._memory.madvise(mmap.MADV_REMOVE, *self._of_pages)
+        except OSError as error:
+            let_through(error)
+            if error.errno != errno.EINVAL:
+                raise
 
     def serves(self, wanted: int) -> bool:
         """Whether the reader goes on, and where jobs share, with what this one wants (1 + the epoch), at its pace."""

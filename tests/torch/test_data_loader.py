@@ -3,6 +3,7 @@ reads, and what its report says: test_data_loader_report.py."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -299,6 +300,18 @@ def test_close_frees_the_memory_and_another_iteration_takes_it_again(tars: list[
         assert feeding.node_pages() == on, "what a report says of an epoch"
         held.append(arena.held_bytes)
     assert held == 2 * [arena.shape.nbytes, arena.shape.nbytes - arena.shape.parts[-1]]
+
+
+def test_close_leaves_memory_that_is_locked(tars: list[str]) -> None:
+    loader = loader_of(tars)
+    assert epoch_of(loader) == torchs(0, 0)
+    feeding = loader._feeding
+    assert isinstance(feeding, FileFeeding)
+    middle = feeding._arena.pages[feeding._arena.shape.n_pages // 2 :].ctypes.data
+    assert ctypes.CDLL(None).mlock(ctypes.c_void_p(middle), ctypes.c_size_t(1)) == 0
+    loader.close()
+    assert epoch_of(loader) == torchs(0, 1)
+    loader.close()
 
 
 @pytest.mark.parametrize("unit", [16, "auto"])
