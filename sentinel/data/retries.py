@@ -42,7 +42,7 @@ class Outages:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                return tried(read)
+                found = tried(read)
             except OutageError as error:
                 now = time.monotonic()
                 if now - self._last_s > OUTAGE_S:
@@ -52,5 +52,9 @@ class Outages:
                 self._last_s = now
                 if now + pause - self._began_s > OUTAGE_S:
                     raise
+            else:
+                if pause > _FIRST_PAUSE_S:  # it has ended; what others read meanwhile says nothing of this file
+                    self._last_s = -OUTAGE_S
+                return found
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -35,7 +35,7 @@ from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.page_cache import in_page_cache  # noqa: E402
-from sentinel.data.retries import tried  # noqa: E402
+from sentinel.data.retries import Outages, tried  # noqa: E402
 from sentinel.data.sample_arena import RUNNING  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.sources.stored_file import LocalFile, OutageError, cannot_be_read, expect_what_is_asked  # noqa: E402
@@ -315,6 +315,26 @@ def test_an_outage_without_an_end_is_an_error_and_one_that_comes_later_another(
         now += until_next
     assert not isinstance(cannot_be_read("a", "file", FileNotFoundError(errno.ENOENT, "gone")), OutageError)
     assert "check the URL" in str(cannot_be_read("s3://a/b", "file", OSError(errno.EIO, "500")))
+
+
+def test_an_outage_soon_after_another_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, ends = 1000.0, 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def read() -> float:
+        if now < ends:
+            raise OutageError("s3://a/b", "sample 1", "cannot be read: 503; check the URL, and that its store answers")
+        return now
+
+    monkeypatch.setattr("sentinel.data.retries.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    endured = Outages().endured
+    for _ in range(5):
+        ends = now + 40
+        assert endured(read) >= ends
+        now += 10
 
 
 @pytest.mark.parametrize("workers", [0, 2])
