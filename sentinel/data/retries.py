@@ -50,11 +50,12 @@ class Outages:
                     said = error.rule.partition(";")[0]
                     say(f"{error.path} {said}: it is tried again for up to {OUTAGE_S:.0f} s", wrong=True)
                 self._last_s = now
-                if now + pause - self._began_s > OUTAGE_S:
+                left_s = OUTAGE_S - (now - self._began_s)
+                if left_s <= 0:
                     raise
             else:
                 if pause > _FIRST_PAUSE_S:  # it has ended; what others read meanwhile says nothing of this file
                     self._last_s = -OUTAGE_S
                 return found
-            time.sleep(pause)
+            time.sleep(min(pause, left_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
