@@ -129,7 +129,7 @@ class SourceFiles:
             yield memoryview(data)
         for file, found in unchecked.items():
             if not found.is_as_indexed():
-                self.endured(partial(self._check, file, found))
+                self.endured(partial(self._check_after, file, found))
 
     def check(self, samples: NDArray[np.int64]) -> None:
         """Raises FormatError if a file that is open, of one of `samples` (k,), is not as it was when it was indexed."""
@@ -138,6 +138,13 @@ class SourceFiles:
                 found = self._open.get(file)
             if found is not None:
                 self._check(file, found)
+
+    def _check_after(self, file: int, found: OpenedFile) -> None:
+        """As `_check`; a file that can't be asked any more is opened anew, which says whether it is as indexed."""
+        try:
+            self._check(file, found)
+        except OutageError:
+            self._opened(file)
 
     def _parts(self, chunk: int, file: int, samples: NDArray[np.int64], gap_bytes: int) -> ChunkRead:
         """What `samples` need of a chunk."""

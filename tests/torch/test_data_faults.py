@@ -267,6 +267,27 @@ def test_a_file_that_could_not_be_read_is_opened_anew(tars: list[str], monkeypat
         assert files.sample(0).tobytes() == right
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_batch_is_delivered_though_its_file_is_opened_anew_within_it(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """`reads`: the old descriptor reads, and is stale after that."""
+    data = open_data(tars)
+    files = SourceFiles(data.layout, data.root, data.source)
+    right = [bytes(found) for found in files.alone(np.arange(1))]
+    old: Any = files._open[0]
+
+    def stale(*_: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(old, "read", stale)
+    if not reads:
+        monkeypatch.setattr(old, "read_once", lambda *_: b"")
+    monkeypatch.setattr(old, "_status", stale)
+    monkeypatch.setattr("sentinel.data.retries.OUTAGE_S", 0.0)
+    assert [bytes(found) for found in files.alone(np.arange(1))] == right
+
+
 @pytest.mark.parametrize("unit", [16, "auto"])
 def test_an_outage_of_the_store_is_waited_for(
     tars: list[str], unit: int | str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
