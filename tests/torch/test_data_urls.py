@@ -262,6 +262,18 @@ def test_a_server_that_cuts_ranges_short_is_no_damaged_file(store: Any, monkeypa
         SourceFiles(data.layout, data.root).sample(0)
 
 
+def test_what_a_store_does_not_allow_is_no_outage(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = open_data("memory://data/train-000.tar")
+
+    def refused(*_: Any, **__: Any) -> bytes:
+        raise PermissionError("Forbidden")
+
+    monkeypatch.setattr(type(store), "cat_file", refused)
+    with pytest.raises(FormatError, match="cannot be read: Forbidden") as raised:
+        SourceFiles(data.layout, data.root).sample(0)
+    assert not isinstance(raised.value, OutageError)
+
+
 def test_a_server_that_ignores_ranges_is_named_as_that(tmp_path: Path, web: str) -> None:
     (path,) = shards(tmp_path, [30])
     for name in (Path(rows(tmp_path, 20)).name, Path(path).name, f"{Path(path).name}?Signature=ab.c*"):

@@ -229,8 +229,9 @@ def ask(url: str, question: Callable[[Any, str], Any]) -> Any:
         return question(store, name)
     except Exception as error:  # each store has errors of its own
         let_through(error)
-        gone = isinstance(error, FileNotFoundError)
-        raise OSError(errno.ENOENT if gone else errno.EIO, _said(error)) from error
+        lasting = {FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES}
+        number = next((number for kind, number in lasting.items() if isinstance(error, kind)), errno.EIO)
+        raise OSError(number, _said(error)) from error
 
 
 def asked_of_store(url: str, question: Callable[[Any, str], Any]) -> Any:
