@@ -171,7 +171,7 @@ class FileFeeding(Feeding):
         self._choice = choice
         self._layout = layout
         room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
-        files = SourceFiles(layout, data.root, data.source, choice.gap_bytes)
+        self._files = files = SourceFiles(layout, data.root, data.source, choice.gap_bytes)
         self._arena, self._reader = self._reads(shape, files, in_flight, place)
         source = FromArena(files, self._arena, data.source)
         self.samples = FedSamples(data.layout.digest, layout.sample_nbytes, room, source, data.layout)

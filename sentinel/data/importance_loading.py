@@ -24,7 +24,6 @@ from sentinel.data.room_here import lead_for, unit_within
 from sentinel.data.sample_arena import ArenaShape
 from sentinel.data.selecting_jobs import FromSelectingJobs, SelectingJobs
 from sentinel.data.share_names import SHARE_VERSION, ShareName, identity_of
-from sentinel.data.source_files import SourceFiles
 from sentinel.samples import (
     DIRECT,
     Begun,
@@ -71,8 +70,7 @@ class ImportanceFeeding(FileFeeding):
         if share is not None:
             self._jobs = SelectingJobs(share, self._arena)
             weakref.finalize(self, share.close)
-            files = SourceFiles(layout, data.root, data.source)
-            self.samples = replace(self.samples, source=FromSelectingJobs(files, self._arena, data.source))
+            self.samples = replace(self.samples, source=FromSelectingJobs(self._files, self._arena, data.source))
         self._neighbours = neighbourhoods(data.layout)
         """Of which substitutes are taken, whatever the memory is."""
         self.losses = np.full((2, layout.n_samples), np.nan, np.float16)

@@ -257,3 +257,13 @@ def test_what_cannot_be_shared_is_refused(tars: list[str], name: str) -> None:
     )
     assert first.report().caveats[0].startswith(f"{said}order, ")
     exact.close()
+
+
+def test_close_closes_the_readers_files_too(tars: list[str], name: str) -> None:
+    loader = loader_of(tars, name)
+    epoch_of(loader)
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    assert {os.readlink(link) for link in links if os.path.lexists(link)} & set(tars)
+    loader.close()
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    assert not {os.readlink(link) for link in links if os.path.lexists(link)} & set(tars)
