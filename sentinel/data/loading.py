@@ -132,7 +132,7 @@ class Loader(IterableDataset[Any]):
         requests = requests_of(planned, self._batching)
         restarts = done = 0
         batches: Any = None
-        if not requests:
+        if not requests and iteration == self._iteration:
             self._feeding.give_up()  # as where drop_last leaves all out: else jobs that share would wait for this one
         while done < len(requests):
             check_process(self._process, "this loader")
