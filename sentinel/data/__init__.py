@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
@@ -104,6 +105,7 @@ def loader(
     where = options.pop("where", AUTO)
     disk = disk_named(where)
     peers, password_file = options.pop("peers", ()), options.pop("peers_password_file", None)
+    peers = peers.tolist() if isinstance(peers, np.ndarray) else peers
     given, (ranks, own) = rank is not None, world_and_rank(rank, world)
     shares, reads_files = share is not None, isinstance(source, FILES)
     if shares:
@@ -147,8 +149,8 @@ def loader(
         ),
     )
     order = "exact" if isinstance(order, Importance) else order
-    asked = Order(order, seed, ranks, own, bool(options.get("drop_last", False)))
     batching = Batching(batch_size, workers, transform, **options)
+    asked = Order(order, seed, ranks, own, bool(batching.drop_last))
     require(
         (
             isinstance(source, IterableDataset) or not _indexable(source),

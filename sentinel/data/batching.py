@@ -10,6 +10,7 @@ from itertools import zip_longest
 from multiprocessing.context import BaseContext
 from typing import Any
 
+import numpy as np
 import torch
 
 from sentinel.core.errors import UsageError
@@ -35,9 +36,8 @@ class Batching:
         for name, least in (("batch_size", 1), ("workers", 0), ("prefetch_factor", 1)):
             object.__setattr__(self, name, checked_count(name, getattr(self, name), least))
         for name in ("transform", "collate_fn"):
-            if not callable(given := getattr(self, name)) and given is not None:
-                raise UsageError(f"{name}={given!r} cannot be called", "give a function, or leave it out")
-        if self.drop_last not in (False, True):
+            check_function(name, getattr(self, name))
+        if not isinstance(self.drop_last, int | np.bool_) or self.drop_last not in (False, True):
             raise UsageError(f"drop_last={self.drop_last!r} is neither True nor False", "give one of them")
         asked, known = self.multiprocessing_context, multiprocessing.get_all_start_methods()
         if not isinstance(asked, BaseContext) and asked not in (None, *known):
@@ -48,6 +48,12 @@ class Batching:
         if self.workers and method != "fork":
             for name in ("transform", "collate_fn"):
                 _check_pickled(getattr(self, name), name, method)
+
+
+def check_function(name: str, given: object) -> None:
+    """Raises UsageError for what is neither a function nor None."""
+    if not callable(given) and given is not None:
+        raise UsageError(f"{name}={given!r} cannot be called", "give a function, or leave it out")
 
 
 def checked_count(name: str, value: object, least: int) -> int:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import plain
-from sentinel.data.batching import checked_count
+from sentinel.data.batching import check_function, checked_count
 from sentinel.data.data_index import FILES, Paths, RecordFiles, open_data
 from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.file_feeding import feeding_of_files
@@ -119,6 +119,7 @@ class Samples(FetchedSamples):
         for name in options:
             if name not in _OPTIONS:
                 raise UsageError(f"there is no option {name!r}", f"the options are {', '.join(_OPTIONS)}")
+        check_function("transform", transform)
         options["workers"] = checked_count("workers", options.get("workers", 0), 0)
         if not isinstance(order, Order):
             raise UsageError(f"order={order!r} is no Order", "give Order('exact', seed=...)")

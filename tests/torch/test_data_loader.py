@@ -372,6 +372,8 @@ def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
         ({"transform": 5}, "transform=5 cannot be called"),
         ({"collate_fn": 5}, "collate_fn=5 cannot be called"),
         ({"drop_last": "no"}, "drop_last='no' is neither True nor False"),
+        ({"drop_last": np.array([True, False])}, r"drop_last=array\(.*\) is neither True nor False"),
+        ({"peers": np.array(["a:1", "a:1"])}, "names one server twice"),
         ({"multiprocessing_context": "spwan"}, "there is no multiprocessing_context='spwan'"),
         ({"multiprocessing_context": 5}, "there is no multiprocessing_context=5"),
         ({"peers": 5}, "peers=5 are not addresses"),
@@ -403,6 +405,9 @@ def test_sources_that_are_none_are_refused_in_words(tmp_path: Path) -> None:
         (lambda: loader_of(b"a.tar"), "a bytes cannot be indexed"),
         (lambda: loader_of("a\0b.tar"), "has a byte 0"),
         (lambda: sentinel.data.records("a.bin", "uint7", 5), "no records of dtype='uint7' and shape=5"),
+        (lambda: sentinel.data.records("a.bin", "a,b(", 2), r"no records of dtype='a,b\(' and shape=2"),
+        (lambda: sentinel.data.records("a.bin", "(2,-1)u1", 2), "no records of dtype=.* and shape=2"),
+        (lambda: sentinel.data.records("a.bin", "i4,(", 2), "no records of dtype=.* and shape=2"),
         (lambda: sentinel.data.records("a.bin", "uint8", 5.5), "no records of dtype='uint8' and shape=5.5"),  # type: ignore[arg-type]
         (lambda: ParquetRows(5), "columns=5 are no names"),  # type: ignore[arg-type]
         (lambda: ParquetRows([5]), r"columns=\[5\] are no names"),  # type: ignore[list-item]

@@ -243,6 +243,8 @@ class Within(Dataset[int]):
 def test_what_cannot_be_is_refused(tars: list[str]) -> None:
     with pytest.raises(UsageError, match="workers='4' is not a number of at least 0"):
         samples_of(tars, workers="4")
+    with pytest.raises(UsageError, match="transform=5 cannot be called"):
+        Samples(tars, 5, memory="20%")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="there is no option 'batch_size'"):
         samples_of(tars, batch_size=3)
     with pytest.raises(UsageError, match="unit=0 is not a number"):

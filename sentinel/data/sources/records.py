@@ -83,7 +83,7 @@ class Records:
         try:
             self._dtype = np.dtype(dtype)
             self._shape = tuple(map(index, shape if isinstance(shape, tuple | list) else (shape,)))
-        except TypeError as error:
+        except (TypeError, ValueError, SyntaxError) as error:  # numpy has Python parse parts of it
             raise UsageError(
                 f"there are no records of dtype={dtype!r} and shape={shape!r}", 'write dtype="uint16", shape=1024'
             ) from error
