@@ -302,8 +302,9 @@ class Loader(IterableDataset[Any]):
 
     def close(self) -> None:
         """Ends workers and the reader, and frees the memory; otherwise that is when the loader is not used any more.
-        The next iteration begins with others. With `share=`, memory and name go with the last use of the loader only:
-        `del` it. In a forked child, to which nothing of it belongs, it ends nothing."""
+        The next iteration begins with others. With `share=`, memory and name go with the last use of the loader only,
+        and so does a file on a disk (`where=`): `del` it. In a forked child, to which nothing of it belongs, it ends
+        nothing."""
         self._iteration += 1
         if os.getpid() != self._process:
             self._workers = None
