@@ -21,10 +21,12 @@ from sentinel.data.hit_places import IN_SERVER
 from sentinel.data.peer_exchange import BEGUN, OPEN, SUM_BYTES, names_of
 from sentinel.data.peers import Line, Peer, RankHash
 from sentinel.data.resp_client import Refusal, RespConnection
+from sentinel.data.retries import tried
 from sentinel.data.sample_arena import SampleArena
 from sentinel.data.served_samples import Served
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.sources.source import Source
+from sentinel.data.sources.stored_file import OutageError
 from sentinel.data.staged_samples import FromArena, Held, Request, Staged
 
 LATE_S = 2.0
@@ -267,11 +269,19 @@ class FromPeers(FromArena):
     def _alone(self, samples: NDArray[np.int64]) -> Iterable[memoryview]:
         """The bytes of each of `samples` (k,), read several at once."""
         begun = [self._due.get(sample) or self._begun(sample) for sample in samples.tolist()]
-        return (reading.result() for reading in begun)
+        return map(self._brought, samples.tolist(), begun)
+
+    def _brought(self, sample: int, reading: Future[memoryview]) -> memoryview:
+        """What a thread of the pool reads. The end of an outage is waited for here, where Ctrl-C ends that: Python
+        itself ends only after those threads."""
+        try:
+            return reading.result()
+        except OutageError:
+            return self._files.endured(partial(self._files.sample, sample)).data
 
 
 def _read(files: SourceFiles, sample: int) -> memoryview:
-    return files.endured(partial(files.sample, sample)).data
+    return tried(partial(files.sample, sample)).data
 
 
 def _held(request: Request) -> Held:

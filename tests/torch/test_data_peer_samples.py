@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -242,3 +246,25 @@ def test_a_rank_names_the_reads_that_it_has_not_put(
     assert client.hget(key, OPEN) == np.array([0, lost], ">u4").tobytes(), "a stay may be used epochs later"
     one.source.hang_up()
     client.close()
+
+
+def test_an_outage_is_waited_for_by_who_needs_the_samples_and_by_no_other_thread(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would end only after the threads that read."""
+    one, waits = One(tmp_path, server, 96), list[str]()
+    right = [bytes(found) for found in one.files.alone(np.arange(3))]
+    real = os.pread
+
+    def sleep(seconds: float) -> None:
+        if seconds >= 1:
+            waits.append(threading.current_thread().name)
+            monkeypatch.setattr(os, "pread", real)
+
+    def fails(*_: Any) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("sentinel.data.retries.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(os, "pread", fails)
+    assert [bytes(found) for found in one.source._alone(np.arange(3))] == right
+    assert waits == [threading.current_thread().name]
