@@ -236,6 +236,7 @@ class FileFeeding(Feeding):
         arena = self._arena
         if arena.shape.jobs == 1 and not arena.shape.worth and not arena.place.folder:
             self._were_on, self._done = self.node_pages(), None
+            arena.clear()  # who would still copy from there would have the kernel bring pages back
             arena.let_go()
 
     def finish(self) -> None:

@@ -159,7 +159,7 @@ class Samples(FetchedSamples):
 
     def begin(self, epoch: int) -> tuple[int, EpochOrder]:
         """An iteration, whose number is returned, over an epoch. What an earlier one has not delivered is given up.
-        Raises UsageError in a forked child."""
+        Raises UsageError in a forked child, and where others took the memory since `close`."""
         check_process(self._process, _WHAT)
         with self._lock:
             if self._reads:
@@ -181,11 +181,15 @@ class Samples(FetchedSamples):
         return True
 
     def close(self) -> None:
-        """Ends the reader now; otherwise it ends with the last use of these samples."""
+        """Ends the reader, closes files and frees the memory, but a file on a disk; otherwise all of it goes with the
+        last use of these samples. Workers that are at a batch read it alone. The next iteration takes memory again."""
         with self._lock:
             self._iteration += 1
             self._reads = False
             _give_up(self._feeding, self._process)
+            if os.getpid() == self._process:
+                self._feeding.close()
+                self._alone.close()
 
     # --- forks: a child must not find locks that a thread of the reader held ---
 

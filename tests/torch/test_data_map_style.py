@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -115,6 +116,28 @@ def test_samples_without_a_place_are_read_alone(tars: list[str]) -> None:
         (2, [9, 8], [False, True]),
         (7, [1], [False]),
     ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_close_frees_the_memory_and_what_workers_are_at_stays_right(tars: list[str], workers: int) -> None:
+    samples = samples_of(tars, workers=workers)
+    theirs, feeding = loader_of(tars), samples._feeding
+    assert isinstance(feeding, FileFeeding)
+    mine = DataLoader(samples, 32, sampler=OrderSampler(samples), num_workers=workers, persistent_workers=workers > 0)
+    expected, arena = [batches(theirs) for _ in range(2)], feeding._arena
+    theirs.close()
+    left = iter(mine)
+    found = [next(left).tolist()]
+    samples.close()
+    assert arena.held_bytes < arena.shape.nbytes
+    paths = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    assert not {os.readlink(path) for path in paths if os.path.lexists(path)} & set(tars)
+    with pytest.raises(UsageError, match="another iteration of these samples has begun"):
+        found += [batch.tolist() for batch in left]
+    assert found == expected[0][: len(found)]
+    assert batches(mine) == expected[1]
+    assert arena.held_bytes == arena.shape.nbytes
+    samples.close()
 
 
 @pytest.mark.usefixtures("nothing_alone")
