@@ -24,7 +24,7 @@ from sentinel.system.progress import on_stderr, say
 
 def is_loaded() -> bool:
     """Whether this process has torch already."""
-    return "torch" in sys.modules
+    return sys.modules.get("torch") is not None
 
 
 def require_torch() -> None:
