@@ -80,10 +80,10 @@ def test_a_tested_torch_is_named_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_session_asks_before_anything_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     import sentinel
-    from sentinel import session
+    from sentinel.runtime import RUNTIME
 
     monkeypatch.setattr(torch, "__version__", "2.4.0")
-    monkeypatch.setattr(session.RUNTIME, "begin", lambda *given: pytest.fail("a session was made"))
+    monkeypatch.setattr(RUNTIME, "begin", lambda *given: pytest.fail("a session was made"))
     with pytest.raises(CapabilityError, match=r"torch 2\.4\.0"):
         sentinel.start_profile(fast="20%")
 
