@@ -381,8 +381,6 @@ def _as_it_is(samples: list[Any]) -> int:
 
 def _source(arguments: argparse.Namespace) -> list[str] | RecordFiles:
     found: list[str] = arguments.source
-    import numpy as np
-
     from sentinel import data
 
     if arguments.columns is not None:
@@ -396,10 +394,9 @@ def _source(arguments: argparse.Namespace) -> list[str] | RecordFiles:
     if not all(size.isascii() and size.isdigit() for size in sizes):
         raise UsageError(f"--record {arguments.record} names no shape", "write --record uint16:1025")
     try:
-        np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError):
-        raise UsageError(f"there is no dtype {dtype!r}", "write --record uint16:1025") from None
-    return data.records(arguments.source, dtype, tuple(map(int, sizes)))
+        return data.records(arguments.source, dtype, tuple(map(int, sizes)))
+    except UsageError as error:
+        raise UsageError(error.what, "write --record uint16:1025") from None
 
 
 def _amounts(text: str) -> list[str]:

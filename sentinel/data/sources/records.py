@@ -82,11 +82,12 @@ class Records:
     def __init__(self, dtype: DTypeLike, shape: int | tuple[int, ...]) -> None:
         try:
             self._dtype = np.dtype(dtype)
-            self._shape = tuple(map(index, shape if isinstance(shape, tuple | list) else (shape,)))
         except (TypeError, ValueError, SyntaxError) as error:  # numpy has Python parse parts of it
-            raise UsageError(
-                f"there are no records of dtype={dtype!r} and shape={shape!r}", 'write dtype="uint16", shape=1024'
-            ) from error
+            raise UsageError(f"there is no dtype {dtype!r}", 'write dtype="uint16", shape=1024') from error
+        try:
+            self._shape = tuple(map(index, shape if isinstance(shape, tuple | list) else (shape,)))
+        except TypeError as error:
+            raise UsageError(f"there is no shape {shape!r}", 'write dtype="uint16", shape=1024') from error
         self._nbytes = int(np.prod(self._shape, dtype=np.int64)) * self._dtype.itemsize
         if self._dtype.hasobject or self._nbytes < 1 or min(self._shape, default=1) < 1:
             raise UsageError(
