@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -146,7 +147,7 @@ def judged(
 ) -> Iterator[dict[str, Any]]:
     """Cells of some policies of one example, which have taken turns with plain steps."""
     of_example = predicted["results"][example]
-    rows = of_example["policies"]
+    rows, group = of_example["policies"], steps_of_a_turn(of_example["plain_ns"], given.group, given.seconds)
 
     def process(policy: str, turns: int) -> TurnTaker:
         row = rows[policy]
@@ -154,7 +155,7 @@ def judged(
             _as_predicted(given.plans, told, what) for told, what in ((row, "plan"), (of_example, "machine"))
         )
         settings = {"plan": plan, "machine": machine, "fast": row["fast_bytes"], "turns": turns, "settling": SETTLING}
-        settings |= {"example": example, "slow": given.slow, "physics": physics, "group": given.group}
+        settings |= {"example": example, "slow": given.slow, "physics": physics, "group": group}
         return TurnTaker([f"--{name}={value}" for name, value in settings.items()], given.threads)
 
     running: dict[str, TurnTaker] = {}
@@ -180,7 +181,14 @@ def judged(
                 each.close()
     for policy in policies:
         found = cell(rows[policy]["ratio"], ratios[policy], ends[policy], of_example["links"])
-        yield {**found, "plain_ns": statistics.median(plains), "plain_spread": blind_validation_page.spread(plains)}
+        told = {"group": group, "plain_ns": statistics.median(plains)}
+        yield {**found, **told, "plain_spread": blind_validation_page.spread(plains)}
+
+
+def steps_of_a_turn(plain_ns: int, least: int, seconds: float) -> int:
+    """At least `least`, and as many as take `seconds`, the first one left out: the shorter steps are, the more they
+    vary."""
+    return max(least, math.ceil(seconds * 1e9 / plain_ns) + 1)
 
 
 def _as_predicted(plans: Path, told: Mapping[str, Any], what: str) -> Path:
@@ -272,10 +280,10 @@ def judge(given: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     before = json.loads(path.read_text()) if path.exists() else {}
     cells = before["results"]["cells"] if before else []
     of = {"predictions": {"sha256": predicted["sha256"], "when": predicted["when"], **committed(source)}, **settings}
-    of |= {"rounds": given.rounds, "group": given.group, "quick": bool(given.stem)}
+    of |= {"rounds": given.rounds, "group": given.group, "seconds": given.seconds, "quick": bool(given.stem)}
     if before and before["predictions"]["sha256"] != predicted["sha256"]:
         raise SystemExit(f"{path} judged other predictions: remove it, or give another --into")
-    if otherwise := [name for name in ("rounds", "group") if before and before[name] != of[name]]:
+    if otherwise := [name for name in ("rounds", "group", "seconds") if before and before[name] != of[name]]:
         raise SystemExit(f"{path} was judged with other {', '.join(otherwise)}: remove it, or give another --into")
     for physics, example, policies in _sittings(given, predicted, cells):
         share = _bench.others_share()
@@ -341,7 +349,10 @@ def _given() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=16, help="turns of each policy (default %(default)s)")
     parser.add_argument(
-        "--group", type=int, default=5, help="steps of a turn, the first left out (default %(default)s)"
+        "--group", type=int, default=5, help="least steps of a turn, the first left out (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="that a turn of shorter steps takes at least (default %(default)s)"
     )
     parser.add_argument("--into", type=Path, default=INTO, metavar="FOLDER", help="default docs/validation")
     parser.add_argument("--plans", type=Path, metavar="FOLDER", help="keep the plans here (default build/validation)")

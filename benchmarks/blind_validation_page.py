@@ -34,8 +34,8 @@ plans, the error of the time that slow memory adds is {ours}."""
 _TITLES = {"": "## Predicted first, executed afterwards", "quick-": "## The same, quick: two examples, three policies"}
 _HOW = """
 `python -m benchmarks.blind_validation --predict{option}`, then `--judge{option}`: {cores} cores of an {cpu}, {threads}
-threads, {torch}, {fast} fast memory, `{slow}`, {rounds} turns of {group} steps each, the first step of a turn left out;
-{first} to {last}, others had at most {others:.0%} of the processors.
+threads, {torch}, {fast} fast memory, `{slow}`, {rounds} turns of {group} steps or more, {seconds} s at least, the first
+step of a turn left out; {first} to {last}, others had at most {others:.0%} of the processors.
 **Copies are real, delays of slow accesses are injected.**
 
 Predictions were written at {when}, before the runs{committed}, with this SHA-256
@@ -50,9 +50,9 @@ Predictions were written at {when}, before the runs{committed}, with this SHA-25
 Predicted is the ratio of a step to one with everything fast. It comes from a run in which everything was fast, and from
 how fast this host copies beside {beside}: {links}.{lost} Plans are carried out as they were saved, {executed_links}. A
 process that trains plainly and those that follow plans take turns, and each turn is held against the plain ones before
-and after it. Predictions assume that a step waits for each late move. A session may stop waiting if that is faster
-([decision 77](decisions/0077-a-trial-decides-on-evidence.md)), which no prediction models: plans that are late often,
-such as those of `capuchin` and `next-use`, may be predicted too slow for it.
+and after it. Predictions assume that a step waits for each late move, **and so does what is judged**. A session stops
+waiting if that is faster ([decision 77](decisions/0077-a-trial-decides-on-evidence.md)), which no prediction models:
+there plans that are late often, such as those of `capuchin` and `next-use`, take less time than here.
 """
 _TABLE = """
 Each error is predicted over executed, less one: of the ratio, and of the time that slow memory adds, which is left out
@@ -120,7 +120,7 @@ def _section(folder: Path, stem: str) -> Iterator[str]:
         links=_links(predicted),
         beside=_beside(predicted),
         lost=_lost(predicted),
-        **{name: told[name] for name in ("threads", "fast", "slow", "rounds", "group")},
+        **{name: told[name] for name in ("threads", "fast", "slow", "rounds", "group", "seconds")},
     )
     for physics, found in told["results"]["summaries"].items():
         mine = [each for each in cells if each["physics"] == physics]

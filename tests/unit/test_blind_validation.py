@@ -200,7 +200,7 @@ def test_the_page_shows_each_cell_each_goal_and_which_was_missed(tmp_path: Path)
     results = {"summaries": {"same": summary(same, moves), "other": summary(other, moves)}, "cells": [*same, *other]}
     where: dict[str, Any] = {"machine": {"cores": 2, "cpu": "Some Processor 9"}, "versions": {"torch": "2.0"}}
     where["threads"] = 2
-    where |= {"fast": "20%", "slow": "emulated:x", "rounds": 3, "group": 5}
+    where |= {"fast": "20%", "slow": "emulated:x", "rounds": 3, "group": 5, "seconds": 1.0}
     where |= {"predictions": {"sha256": "abc123", "when": "2026-01-01"}}
     links = {"links": LINKS, "asked_links": [[1, 0, 9 * 10**9], [0, 1, 8 * 10**9]]}
     (tmp_path / "quick-predictions.json").write_text(json.dumps({"results": {"a": links}}))
@@ -232,7 +232,7 @@ def test_the_page_tells_tries_the_commit_the_links_and_what_was_forced(tmp_path:
     results = {"summaries": {"same": summary(cells, {("a", "lru"): 3, ("a", "sentinel-forced"): 1})}, "cells": cells}
     where: dict[str, Any] = {"machine": {"cores": 2, "cpu": "Some Processor 9"}, "versions": {"torch": "2.0"}}
     where["threads"] = 2
-    where |= {"fast": "20%", "slow": "emulated:x", "rounds": 3, "group": 5}
+    where |= {"fast": "20%", "slow": "emulated:x", "rounds": 3, "group": 5, "seconds": 1.0}
     of = {"sha256": "abc123", "when": "2026-01-03", "commit": "0123456789abcdef", "committed": "2026-01-04"}
     row: dict[str, Any] = {
         "links": LINKS,
