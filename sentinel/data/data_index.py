@@ -1,8 +1,8 @@
 """Opening a data set: which format its files have, and the index that says where their samples lie.
 
-An index is a Layout in a Sentinel container, mode 0600. It lies in the user's cache, or beside the data where
-`sentinel data index --beside` put it. Nothing in it is executed, and it is used only while each file has the size and
-the time that it had when it was indexed.
+An index is a Layout in a Sentinel container. It lies in the user's cache, for that user alone, or beside the data where
+`sentinel data index --beside` put it, with the rights that any new file of that user has. Nothing in it is executed,
+and it is used only while each file has the size and the time that it had when it was indexed.
 """
 
 from __future__ import annotations
@@ -107,16 +107,10 @@ def index(source: Paths | RecordFiles, path: str | os.PathLike[str] | None = Non
     if beside and is_url(root):
         raise UsageError(f"{root} is only read: no index is kept there", "leave beside out, or give a path")
     layout = _scanned(paths, root, made)
-    if path is not None:
-        kept = Path(path)
-    else:
-        kept = (
-            Path(root) / _name(made, paths, root, "")
-            if beside
-            else cache_folder() / "data" / _cached(made, paths, root)
-        )
-        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _keep(layout, kept)
+    if path is None and not beside:
+        return _kept_in_cache(layout, _cached(made, paths, root))
+    kept = Path(root) / _name(made, paths, root, "") if path is None else Path(path)
+    _keep(layout, kept, 0o666)
     return kept
 
 
@@ -152,8 +146,7 @@ def open_data(source: Paths | RecordFiles, index_path: str | os.PathLike[str] | 
         raise stale
     layout = _scanned(paths, root, made)
     try:
-        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _keep(layout, cached)
+        _kept_in_cache(layout, cached.name)
     except (OSError, FormatError, UsageError) as error:
         let_through(error)  # a cache, or an index, that cannot be written: the next job indexes again
     return DataFiles(layout, root, made)
@@ -283,14 +276,21 @@ def _scanned(paths: Sequence[str], root: str, source: Source) -> Layout:
     )
 
 
-def _keep(layout: Layout, path: Path) -> None:
+def _kept_in_cache(layout: Layout, name: str) -> Path:
+    path = cache_folder() / "data" / name
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _keep(layout, path, 0o600)
+    return path
+
+
+def _keep(layout: Layout, path: Path, mode: int) -> None:
     for name in layout.files:
         try:
             name.encode()
         except UnicodeEncodeError:
             what = "is not UTF-8, and an index cannot hold such a name; rename the file"
             raise FormatError(ascii(name), "name", what) from None
-    write_whole(path, containers.render(layout), mode=0o600)
+    write_whole(path, containers.render(layout), mode)
 
 
 def _kept(path: Path, names: tuple[str, ...], source: Source) -> Layout | None:

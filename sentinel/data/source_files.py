@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,8 @@ _OPEN_ENCODED = 64
 """Open files at most: with one of Parquet its footer is kept."""
 _OPEN_FILES = 1024
 """The same of raw files, where the process may have four times as many."""
+_OF_MANY: WeakValueDictionary[int, SourceFiles] = WeakValueDictionary()
+"""By id, those of this process that have more raw files than _OPEN_ENCODED: they share a quarter of its descriptors."""
 
 
 class ChunkRead(NamedTuple):
@@ -58,8 +61,10 @@ class SourceFiles:
         self._lock = Lock()
         self.endured = Outages().endured
         """For reads that nobody else does."""
-        may = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # below 0: any number
-        self._most_open = _OPEN_ENCODED if layout.encoded else min(may, _OPEN_FILES) if may >= 0 else _OPEN_FILES
+        if not layout.encoded and len(layout.files) > _OPEN_ENCODED:
+            _OF_MANY[id(self)] = self
+            for other in filter(None, (reference() for reference in _OF_MANY.valuerefs())):
+                other._close_oldest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SourceFiles, (self.layout, self._root, self._source, self._gap_bytes)
@@ -213,9 +218,21 @@ class SourceFiles:
         with self._lock:
             found = self._open.setdefault(file, found)
             self._open.move_to_end(file)
-            if len(self._open) > self._most_open:
+        self._close_oldest()
+        return found
+
+    @property
+    def _most_open(self) -> int:
+        if self.layout.encoded:
+            return _OPEN_ENCODED
+        may = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # below 0: any number
+        return (min(may, _OPEN_FILES) if may >= 0 else _OPEN_FILES) // max(len(_OF_MANY), 1)
+
+    def _close_oldest(self) -> None:
+        most = max(self._most_open, 1)
+        with self._lock:
+            while len(self._open) > most:
                 self._open.popitem(last=False)  # closed once the last thread has read from it
-            return found
 
     def close(self) -> None:
         """Each file is closed once the last thread has read from it, and opened again when it is needed."""

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
+from sentinel.data import source_files  # noqa: E402
 from sentinel.data.data_index import RecordFiles, open_data  # noqa: E402
 from sentinel.data.page_cache import in_page_cache  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
@@ -264,6 +265,9 @@ def test_records_without_a_header(folder: Path) -> None:
         Records("uint16", 1001).scan(file_at(str(folder / "t.bin")))
     with pytest.raises(UsageError, match="hold no bytes"):
         Records("uint16", 0)
+    for shape in (1 << 70, (1 << 40, 1 << 40)):
+        with pytest.raises(FormatError, match="give a smaller shape"):
+            Records("uint16", shape).scan(file_at(str(folder / "t.bin")))
 
 
 def test_a_folder_of_files(folder: Path) -> None:
@@ -307,10 +311,38 @@ def test_the_index_is_kept_for_its_owner_alone_and_used_again(folder: Path, monk
         assert open_data(paths).layout.digest == first.digest
 
 
+def test_data_sets_of_many_files_share_a_quarter_of_the_descriptors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = open_data(shards(folder, [1] * 8))
+    monkeypatch.setattr(source_files, "_OPEN_ENCODED", 4)
+    monkeypatch.setattr(source_files.resource, "getrlimit", lambda _: (32, 32))
+    before = len(os.listdir("/proc/self/fd"))
+
+    def opened_by(*readers: SourceFiles) -> int:
+        for files in readers:
+            for sample in range(8):
+                assert files.sample(sample).tobytes()
+        return len(os.listdir("/proc/self/fd")) - before
+
+    first = SourceFiles(data.layout, data.root)
+    assert opened_by(first) == 8
+    second = SourceFiles(data.layout, data.root)
+    assert opened_by() == 4  # the first one gave back what the second may open
+    assert opened_by(second, first, second) == 8
+    del first
+    assert opened_by(second) == 8
+
+
 def test_an_index_beside_the_data_or_at_a_path(folder: Path, tmp_path: Path) -> None:
     paths = shards(folder, [4])
-    assert sentinel.data.index(paths, beside=True).parent == folder
+    beside = sentinel.data.index(paths, beside=True)
+    assert beside.parent == folder
     kept = sentinel.data.index(paths, tmp_path / "mine")
+    rights = [path.stat().st_mode & 0o777 for path in (beside, kept)]
+    (tmp_path / "any").touch()
+    assert rights == [(tmp_path / "any").stat().st_mode & 0o777] * 2  # others who train on the data may read it
+    (tmp_path / "any").unlink()
     assert open_data(paths, kept).layout.n_samples == 4
     (other,) = shards(tmp_path, [4])
     with pytest.raises(FormatError, match="index of other files"):

@@ -59,6 +59,7 @@ ELSEWHERE = {
     "profiler/estimate/schema_accesses.py: caches describe": "pure",
     "profiler/flops.py: caches flops": "pure",
     "planner/assemble.py: caches _packed_bytes": "pure, of the last two steps",
+    "data/source_files.py: sets _OF_MANY": "who shares the descriptors of the process",
     "data/sources/stored_file.py: sets _LISTED_ANEW": "when a store's listings were dropped, which the process keeps",
     "profiler/record.py: caches _operator_ns": "what recording an operator costs here, measured once",
     "system/compiler.py: caches _version": "what the compiler of that path says",

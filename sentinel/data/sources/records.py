@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tokenize
 from operator import index
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ class Rows:
                 f"has rows of {form[0]} {form[1]}, the first file of {self._form[0]} {self._form[1]};"
                 " give files of one form",
             )
-        row = int(np.prod(form[0], dtype=np.int64)) * _itemsize(form[1])
+        row = math.prod(form[0]) * _itemsize(form[1])
         if not table.shape[0] or not row:
             raise FormatError(file.path, table.field, "has no row with bytes in it; leave it out")
         if table.begin + table.shape[0] * row != table.end:
@@ -88,7 +89,7 @@ class Records:
             self._shape = tuple(map(index, shape if isinstance(shape, tuple | list) else (shape,)))
         except TypeError as error:
             raise UsageError(f"there is no shape {shape!r}", 'write dtype="uint16", shape=1024') from error
-        self._nbytes = int(np.prod(self._shape, dtype=np.int64)) * self._dtype.itemsize
+        self._nbytes = math.prod(self._shape) * self._dtype.itemsize
         if self._dtype.hasobject or self._nbytes < 1 or min(self._shape, default=1) < 1:
             raise UsageError(
                 f"records of {self._shape} {self._dtype} hold no bytes", 'write dtype="uint16", shape=1024'
