@@ -80,8 +80,8 @@ clean: ## remove what was built, .venv included
 # A virtual environment that can install packages.
 $(VENV)/.made:
 	@command -v $(PYTHON3) >/dev/null || { echo "$(PYTHON3) is missing: apt-get install python3 python3-venv" >&2; exit 1; }
-	@$(PYTHON3) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
-	  echo "$$($(PYTHON3) --version): Sentinel runs on Python 3.11 to 3.13; name one with PYTHON3=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON3) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { \
+	  echo "$$($(PYTHON3) --version): Sentinel runs on Python 3.11 to 3.14; name one with PYTHON3=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON3) -m venv $(VENV)

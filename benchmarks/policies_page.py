@@ -14,6 +14,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks import traces
@@ -184,7 +185,7 @@ def _search(cells: Sequence[dict[str, Any]]) -> str:
     limits = sorted({search["limit_s"] for search, _ in found}, key=lambda limit: limit or 0)
     ends = " or ".join("50 nodes" if limit is None else f"{limit:g} s" for limit in limits)
     most, cell = max(((search["gap"], cell) for search, cell in found), key=lambda each: each[0])
-    mean = sum(search["gap"] for search, _ in found) / len(found)
+    mean = fmean(search["gap"] for search, _ in found)
     where = f"{cell['trace']} on {cell['machine']} with {cell['fast']}"
     if any("search" not in each and "autotm" in each["of_bound"] for each in cells):
         ends = f"{ends} (50 nodes in cells of {_FIRST})"
@@ -247,7 +248,7 @@ def _missed(told: dict[str, Any], places: Sequence[tuple[str, str]]) -> Iterator
         freely = [max(c["of_bound"]["sentinel"], c.get("unforgiving_of_bound", 0.0)) for c in cells]
         share = told["mean_of_bound"][machine]["sentinel"][fast]
         known = all("commit" in cell for cell in cells)
-        unforgiving = f"{sum(freely) / len(freely):.4f}" if known else ""
+        unforgiving = f"{fmean(freely):.4f}" if known else ""
         rows.append(
             (machine, fast, f"{share:.4f}", f"{worst['trace']} {worst['of_bound']['sentinel']:.3f}", unforgiving)
         )
@@ -266,7 +267,7 @@ def _exchanging(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
     for name in dict.fromkeys(cell["trace"] for cell in known):
         gains = [(1 - c["exchange_ns"] / c["bound_ns"], c) for c in known if c["trace"] == name]
         most, cell = max(gains, key=lambda gain: gain[0])
-        mean = sum(gain for gain, _ in gains) / len(gains)
+        mean = fmean(gain for gain, _ in gains)
         rows.append((name, f"{len(gains)}", f"{mean:.2%}", f"{most:.1%} ({cell['machine']}, {cell['fast']})"))
     yield from table(("trace", "cells", "mean", "most"), rows)
 

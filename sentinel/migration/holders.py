@@ -15,7 +15,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _HANDLES = (torch.Tensor, torch.UntypedStorage)
 _NEVER_HOLD = frozenset((FunctionType, ModuleType, type))  # their dicts and cells are objects of their own
 _CHUNK = 20_000
+_ARGUMENTS_MAY_NOT_COUNT = sys.version_info >= (3, 14)
+"""From 3.14 on a function may have an argument by its caller's reference, and nobody can tell. Counted as one of its
+own, it would explain a reference that something unknown holds (decision 228)."""
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -248,4 +251,11 @@ def _slots(frame: FrameType) -> list[int]:
     if held is None:  # what they refer to stays where it is
         return []
     cells = {*code.co_cellvars, *code.co_freevars}
-    return [id(held[name]) for name in code.co_varnames if name in held and name not in cells]
+    counted = code.co_varnames[_arguments(code) if _ARGUMENTS_MAY_NOT_COUNT else 0 :]
+    return [id(held[name]) for name in counted if name in held and name not in cells]
+
+
+def _arguments(code: CodeType) -> int:
+    """How many of its variables are arguments; they come first."""
+    collected = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_argcount + code.co_kwonlyargcount + collected

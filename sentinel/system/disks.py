@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -52,12 +53,20 @@ class Mount(NamedTuple):
     options: str = ""
 
 
+def _is_directory(path: str | os.PathLike[str]) -> bool:
+    """Raises OSError where that can't be told, on any Python: from 3.14 on Path.is_dir() says no then."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def disk_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
     """The disk under a directory. Raises UsageError if it is none, or may not be written to."""
     try:
-        path = Path(folder).resolve()
-        if not path.is_dir():
+        if not _is_directory(folder):
             raise UsageError(f"{folder} is not a directory", "name one that exists")
+        path = Path(folder).resolve()
         free = os.statvfs(path)
     except (OSError, RuntimeError) as error:  # such as a loop of links, or a folder that may not be searched
         raise UsageError(f"{folder} cannot be used: {error}", "name a directory that this user may use") from error

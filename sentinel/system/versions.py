@@ -6,10 +6,11 @@ import os
 import re
 import sys
 import sysconfig
+from typing import Any
 
 from sentinel.core.errors import CapabilityError
 
-PYTHON_SINCE, PYTHON_BEFORE = (3, 11), (3, 14)
+PYTHON_SINCE, PYTHON_BEFORE = (3, 11), (3, 15)
 TORCH_SINCE, TORCH_BEFORE = (2, 13), (2, 14)
 """As pyproject.toml says."""
 PYTHONS = f"{PYTHON_SINCE[0]}.{PYTHON_SINCE[1]} to {PYTHON_BEFORE[0]}.{PYTHON_BEFORE[1] - 1}"
@@ -43,8 +44,14 @@ def why_not_python() -> str:
         )
     if sys.version_info[:2] >= PYTHON_BEFORE:
         return (
-            f"from Python {_said(PYTHON_BEFORE)} on a call under way need not count as a reference to its arguments, so"
-            " a tensor could be moved while another thread uses it"
+            f"sessions were tested on Python {PYTHONS} only; how references are counted changes between releases, and"
+            " they tell whether a tensor may be moved"
+        )
+    jit: Any = getattr(sys, "_jit", None)
+    if jit is not None and jit.is_enabled():
+        return (
+            "its experimental compiler is on (PYTHON_JIT=1), whose code counts fewer references, and they tell whether"
+            " a tensor may be moved"
         )
     return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import tempfile
 import threading
@@ -224,6 +225,23 @@ def test_a_captured_local_counts_once(memory: ManagedMemory, aliased: bool) -> N
 
     assert only(adopt(memory, [("t", captures())])).moved == (not aliased)
     del escaped
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["", "held"])
+def test_an_argument_hides_nobody_who_holds_a_tensor_unknown(memory: ManagedMemory, held: bool) -> None:
+    """From Python 3.14 on it need not have a reference of its own."""
+
+    def moved(tensor: Any) -> bool:
+        return only(adopt(memory, [("w", tensor)])).moved
+
+    weight = stock(64, 64)
+    if held:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(weight))  # as an extension does that the collector can't ask
+    try:
+        assert moved(weight) is not held
+    finally:
+        if held:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(weight))
 
 
 @pytest.mark.parametrize("alias", [as_numpy, as_dlpack, as_torch_by_dlpack, in_a_live_graph], ids=lambda f: f.__name__)

@@ -72,7 +72,8 @@ def test_workers_of_a_data_loader_are_forked_at_will() -> None:
         class Rows(Dataset):
             def __len__(self): return 64
             def __getitem__(self, i): return torch.full((2003,), float(i)) + weights[i]
-        total = sum(batch.sum().item() for _ in range(3) for batch in DataLoader(Rows(), batch_size=4, num_workers=2))
+        loader = DataLoader(Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork")  # once the default
+        total = sum(batch.sum().item() for _ in range(3) for batch in loader)
         assert torch.equal(weights, torch.arange(10007.0))
         print(total == 3 * 2003 * 2 * sum(range(64)))
         """

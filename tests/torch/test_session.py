@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -452,9 +453,10 @@ raise KeyboardInterrupt
 print("running", sentinel.active())
 """
     ran = subprocess.run(
-        [sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, check=True, timeout=600
+        [sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, check=False, timeout=600
     )
     assert ran.stdout.split("running")[1:] == [" True\n", " False\n"], ran.stderr
+    assert ran.returncode in (0, -signal.SIGINT)  # from Python 3.14 on the end of what is typed ends it by that signal
 
 
 def test_ctrl_c_in_a_step_leaves_a_whole_model_and_stock_allocation() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +30,7 @@ def on(monkeypatch: pytest.MonkeyPatch, *python: int, free_threaded: int | None 
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: {"Py_GIL_DISABLED": free_threaded}.get(name))
 
 
-@pytest.mark.parametrize("python", [(3, 11), (3, 12), (3, 13)])
+@pytest.mark.parametrize("python", [(3, 11), (3, 12), (3, 13), (3, 14)])
 def test_tested_interpreters_are_taken(monkeypatch: pytest.MonkeyPatch, python: tuple[int, int]) -> None:
     on(monkeypatch, *python, free_threaded=None)
     versions.require_tested(TESTED)
@@ -37,8 +39,8 @@ def test_tested_interpreters_are_taken(monkeypatch: pytest.MonkeyPatch, python: 
 @pytest.mark.parametrize(
     ("python", "free_threaded", "why"),
     [
-        ((3, 14), 0, "need not count as a reference"),
-        ((3, 15), 0, "need not count as a reference"),
+        ((3, 15), 0, "sessions were tested on Python 3.11 to 3.14 only"),
+        ((4, 0), 0, "sessions were tested on Python 3.11 to 3.14 only"),
         ((3, 13), 1, "a free-threaded build"),
         ((3, 14), 1, "a free-threaded build"),
     ],
@@ -51,9 +53,18 @@ def test_where_reference_counts_do_not_tell_no_session_begins(
     with pytest.raises(CapabilityError, match=why) as refused:
         versions.require_tested(TESTED)
     assert refused.value.what == f"profiling a training step on Python {python[0]}.{python[1]}"
-    assert "use Python 3.11 to 3.13 with the GIL; plans, simulations and reports work here" in refused.value.remedy
+    assert "use Python 3.11 to 3.14 with the GIL; plans, simulations and reports work here" in refused.value.remedy
     with pytest.raises(probes.Missing, match=why):
         probes.python()
+
+
+@pytest.mark.parametrize("on_now", [True, False])
+def test_no_session_begins_where_the_compiler_of_3_14_is_on(monkeypatch: pytest.MonkeyPatch, on_now: bool) -> None:
+    on(monkeypatch, 3, 14)
+    monkeypatch.setattr(sys, "_jit", SimpleNamespace(is_enabled=lambda: on_now), raising=False)
+    expected = pytest.raises(CapabilityError, match="PYTHON_JIT=1") if on_now else nullcontext()
+    with expected:
+        versions.require_tested(TESTED)
 
 
 @pytest.mark.parametrize("version", ["2.4.0", "1.99.0", "2.99.0+cu130", "3.0.0a0"])
