@@ -11,7 +11,7 @@ from typing import Any
 from sentinel.core.errors import CapabilityError
 
 PYTHON_SINCE, PYTHON_BEFORE = (3, 11), (3, 15)
-TORCH_SINCE, TORCH_BEFORE = (2, 13), (2, 14)
+TORCH_SINCE, TORCH_BEFORE = (2, 12), (2, 16)
 """As pyproject.toml says."""
 PYTHONS = f"{PYTHON_SINCE[0]}.{PYTHON_SINCE[1]} to {PYTHON_BEFORE[0]}.{PYTHON_BEFORE[1] - 1}"
 """In words."""
