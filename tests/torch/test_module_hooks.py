@@ -25,6 +25,9 @@ from sentinel.runtime import RUNTIME
 from sentinel.runtime.by_identity import ByIdentity
 from tests.torch.ticking import noted
 
+torch_jit_is_to_end = pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:FutureWarning")
+"""torch says so from 2.14 on, whoever calls it."""
+
 
 def installed() -> int:
     """How many hooks of all modules there are."""
@@ -54,6 +57,7 @@ def steps(model: nn.Module, x: torch.Tensor, count: int = 3) -> None:
         optimizer.step()
 
 
+@torch_jit_is_to_end
 def test_an_annotated_model_that_has_trained_is_compiled_by_torch_jit() -> None:
     model, x = mlp(), torch.ones(2, 4)
     with annotate(model), noted():
@@ -63,6 +67,7 @@ def test_an_annotated_model_that_has_trained_is_compiled_by_torch_jit() -> None:
     assert torch.equal(compiled(x), model(x))
 
 
+@torch_jit_is_to_end
 def test_a_model_that_torch_jit_has_compiled_ticks() -> None:
     plain, x = mlp(), torch.ones(2, 4)
     model = torch.jit.script(copy.deepcopy(plain))
