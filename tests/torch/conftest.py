@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,14 @@ from tests.unlucky import compiled
 AHEAD_BYTES = 64 << 20
 """Prepared by each watch of a test beyond what is used. Without it a quarter of a GiB is allocated, which takes longer
 than most tests train."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _workers_are_forked() -> None:
+    """As they are by default until Python 3.13. From 3.14 on a server forks them, and what they tell, and how they end,
+    goes to it; tests that mean that name it."""
+    with contextlib.suppress(RuntimeError):  # somebody else has said how
+        multiprocessing.set_start_method("fork")
 
 
 @pytest.fixture(autouse=True, scope="session")

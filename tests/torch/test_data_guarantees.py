@@ -30,9 +30,10 @@ COUNT = 600
 ROOT = Path(__file__).parents[2]
 
 TRAINING = """
-import gc, json, os, sys, threading
+import gc, json, multiprocessing, os, sys, threading
 import sentinel.data, sentinel.data.staged_samples
 from tests.data_files import number_of
+multiprocessing.set_start_method("fork")  # no longer the default on 3.14, whose server and tracker are children too
 
 def here():
     gc.collect()
