@@ -283,7 +283,7 @@ def judge(given: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     of |= {"rounds": given.rounds, "group": given.group, "seconds": given.seconds, "quick": bool(given.stem)}
     if before and before["predictions"]["sha256"] != predicted["sha256"]:
         raise SystemExit(f"{path} judged other predictions: remove it, or give another --into")
-    if otherwise := [name for name in ("rounds", "group", "seconds") if before and before[name] != of[name]]:
+    if otherwise := [name for name in ("rounds", "group", "seconds") if before and before.get(name) != of[name]]:
         raise SystemExit(f"{path} was judged with other {', '.join(otherwise)}: remove it, or give another --into")
     for physics, example, policies in _sittings(given, predicted, cells):
         share = _bench.others_share()

@@ -50,8 +50,8 @@ def why_not_python() -> str:
     jit: Any = getattr(sys, "_jit", None)
     if jit is not None and jit.is_enabled():
         return (
-            "its experimental compiler is on (PYTHON_JIT=1), whose code counts fewer references, and they tell whether"
-            " a tensor may be moved"
+            "its experimental compiler is on, whose code counts fewer references, and they tell whether a tensor may"
+            " be moved: start it without PYTHON_JIT=1"
         )
     return ""
 

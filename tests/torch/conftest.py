@@ -23,8 +23,8 @@ than most tests train."""
 
 @pytest.fixture(autouse=True, scope="session")
 def _workers_are_forked() -> None:
-    """As they are by default until Python 3.13. From 3.14 on a server forks them, and what they tell, and how they end,
-    goes to it; tests that mean that name it."""
+    """As by default until Python 3.13. From 3.14 on they are children of a server, which is told how they end: tests of
+    such workers ask for one."""
     with contextlib.suppress(RuntimeError):  # somebody else has said how
         multiprocessing.set_start_method("fork")
 

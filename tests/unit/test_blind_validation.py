@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import _bench, blind_validation_page
 from benchmarks._blind_commitment import checked, committed, tries_in, written
-from benchmarks.blind_validation import cell, predict, ranking, summary
+from benchmarks.blind_validation import cell, predict, ranking, steps_of_a_turn, summary
 from sentinel.core.plan import USE_DTYPE
 from tests.builders import make_machine
 from tests.processes import until
@@ -149,6 +149,11 @@ def test_predictions_that_were_changed_later_or_made_elsewhere_are_refused(tmp_p
 def git(folder: Path, *words: str) -> None:
     who = ["-c", "user.name=a", "-c", "user.email=a@b.invalid", "-c", "commit.gpgsign=false"]
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, timeout=300)
+
+
+def test_a_turn_of_short_steps_has_more_of_them() -> None:
+    assert steps_of_a_turn(plain_ns=300_000_000, least=5, seconds=1.0) == 5
+    assert steps_of_a_turn(plain_ns=40_000_000, least=5, seconds=1.0) == 26  # the first one is left out
 
 
 def test_what_is_not_committed_alone_is_not_judged(tmp_path: Path) -> None:
