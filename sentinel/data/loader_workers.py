@@ -15,9 +15,11 @@ from threading import Thread
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sentinel.core.interrupts import is_interrupt
-from sentinel.data.batch_room import end_if_not_sent
+from sentinel.data.batch_room import end_if_not_sent, forget_names
 from sentinel.data.served_samples import Served
 
 OF_LOST_WORKERS = (RuntimeError, OSError, EOFError)
@@ -26,9 +28,53 @@ _TORCHS_HANDLER = "torch.utils.data._utils.signal_handling"
 """The module of torch's handler of SIGCHLD, which raises a RuntimeError."""
 _END_S = 1.0
 """From the last sign of a worker that is killed until it has ended, at most."""
+_ASKED_S = 5.0
+"""How long somebody may have the lock by which workers are asked to end; torch waits for each of them as long."""
 _LOOKS_S, _GRACE_S = 1.0, 10.0
 """From one look of a worker at its parent to the next; how long it may go on once its trainer has ended. By itself a
 worker of torch looks each 5 s."""
+
+
+class WorkersLoader(DataLoader[Any]):
+    """torch's, whose workers are known before all of them are there. `begun`: the iteration that they were last started
+    for, of which torch tells nobody if one of them is killed meanwhile."""
+
+    begun: Any = None
+
+    def _get_iterator(self) -> Any:
+        if not self.num_workers:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        self.begun = _MultiProcessingDataLoaderIter.__new__(_MultiProcessingDataLoaderIter)
+        self.begun.__init__(self)
+        self.begun._workers_done_event = _EndOfWorkers(self.begun._workers_done_event)
+        return self.begun
+
+
+class _EndOfWorkers:
+    """torch's event by which workers are asked to end, as the trainer has it. It alone sets it, so it need not ask the
+    event whether it has: a worker that was killed may have kept the event's lock."""
+
+    def __init__(self, event: Any) -> None:
+        self._event, self._set = event, False
+
+    def is_set(self) -> bool:
+        """Whether `set` was called."""
+        return self._set
+
+    def set(self) -> None:
+        """Asks the workers, if they can be asked."""
+        self._set = True
+        if self.can_be_set():
+            self._event.set()
+
+    def can_be_set(self) -> bool:
+        """Whether nobody keeps the lock."""
+        lock = self._event._cond
+        free: bool = lock.acquire(timeout=_ASKED_S)
+        if free:
+            lock.release()
+        return free
 
 
 def begin_worker(_: int) -> None:
@@ -69,6 +115,28 @@ def ends_training(error: BaseException) -> bool:
         step = step.tb_next
     of_torch = step is not None and step.tb_frame.f_globals.get("__name__") == _TORCHS_HANDLER
     return not (of_torch and isinstance(error, RuntimeError)) and is_interrupt(error)
+
+
+def is_of_lost_worker(error: BaseException, batches: Any) -> bool:
+    """Whether `error` comes of a worker that has ended by itself, be it as it started."""
+    if ends_training(error) or not isinstance(error, OF_LOST_WORKERS):
+        return False
+    return isinstance(error, BrokenPipeError) or is_lost(batches)
+
+
+def end_workers(batches: Any) -> None:
+    """Ends all workers of `batches`, which may be half begun. They are asked to, unless one was killed as it had the
+    lock by which they are: torch would wait for it for ever."""
+    workers, end = getattr(batches, "_workers", []), getattr(batches, "_workers_done_event", None)
+    if isinstance(end, _EndOfWorkers) and end.can_be_set():
+        batches._shutdown_workers()
+    else:
+        keep_signals_from(batches)
+        batches._shutdown = True
+        for worker in workers:
+            worker.kill()
+            worker.join()
+    forget_names([worker.pid for worker in workers])
 
 
 def exit_codes(batches: Any) -> set[int]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.rules import holding
 from sentinel.core.units import plain
-from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
+from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, too_little_room
 from sentinel.data.batching import Batching, pinned, requests_of
 from sentinel.data.delivery_counts import DeliveryCounts, EpochCounts
 from sentinel.data.feed_report import FeedReport
@@ -24,10 +24,12 @@ from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.hit_places import named
 from sentinel.data.loader_workers import (
     OF_LOST_WORKERS,
+    WorkersLoader,
     begin_worker,
+    end_workers,
     ends_training,
     exit_codes,
-    is_lost,
+    is_of_lost_worker,
     keep_signals_from,
     next_batch,
     watched,
@@ -36,6 +38,7 @@ from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.room_here import memory_for_unit
 from sentinel.data.served_samples import Served
 from sentinel.data.small_tensors import ROOM_BYTES
+from sentinel.data.spawned_workers import context_of
 from sentinel.data.staged_samples import Failed, Request, StagedSamples, collated
 from sentinel.samples import Begun, Order, Room, ShuffleQuality, shuffle_quality
 from sentinel.system.progress import say
@@ -71,7 +74,7 @@ class Loader(IterableDataset[Any]):
         self._agreed = False
         self._asked = False
         """Whether workers may be at batches of an iteration that was left."""
-        self._workers: DataLoader[Any] | None = None
+        self._workers: WorkersLoader | None = None
         self._number = 0
         """The epoch that `_now` counts."""
         self._mixed: EpochOrder | ShuffleQuality | None = None
@@ -148,16 +151,16 @@ class Loader(IterableDataset[Any]):
                     batches = self._worked(requests[done:])
                 batch, served = next_batch(batches)
             except BaseException as error:
-                if ends_training(error):  # half of a message may be left unread
-                    self._give_workers_up()
-                if ends_training(error) or not isinstance(error, OF_LOST_WORKERS):
-                    raise
-                if batches is None and self._workers is not None:
-                    batches = self._workers._iterator  # one was lost since the last epoch
-                if not is_lost(batches):
+                starting = batches is None
+                if starting and self._workers is not None:
+                    batches = self._workers.begun  # one was lost as it started, or since the last epoch
+                if not is_of_lost_worker(error, batches):
+                    if starting or ends_training(error):  # half of a message may be left unread
+                        self._give_workers_up()
                     raise
                 self._check_sent(batches, restarts == MOST_RESTARTS)
                 if restarts == MOST_RESTARTS:
+                    self._give_workers_up()
                     raise
                 restarts += 1
                 self._stop_lost(batches, "a worker of the loader was lost", restarts)
@@ -234,7 +237,7 @@ class Loader(IterableDataset[Any]):
         """Batches that workers may have been asked for at once."""
         return self._batching.prefetch_factor * self._batching.workers
 
-    def _dataloader(self) -> DataLoader[Any]:
+    def _dataloader(self) -> WorkersLoader:
         asked = self._batching
         several: dict[str, Any] = {}
         room = ROOM_BYTES // max(self._asked_ahead, 1)
@@ -242,10 +245,10 @@ class Loader(IterableDataset[Any]):
             several = {
                 "persistent_workers": True,
                 "prefetch_factor": asked.prefetch_factor,
-                "multiprocessing_context": asked.multiprocessing_context,
+                "multiprocessing_context": context_of(asked.multiprocessing_context),
                 "worker_init_fn": begin_worker,
             }
-        return DataLoader(
+        return WorkersLoader(
             StagedSamples(self._feeding.samples.source, asked.transform),
             batch_sampler=self._batches,  # type: ignore[arg-type]  # yields a Request in place of a list
             num_workers=asked.workers,
@@ -278,16 +281,15 @@ class Loader(IterableDataset[Any]):
 
     def _give_workers_up(self) -> None:
         """They end; the next iteration has others."""
-        batches = None if self._workers is None else self._workers._iterator
+        batches = None if self._workers is None else self._workers.begun
         self._workers = None
-        if batches is not None and self._batching.workers:
+        if batches is not None:
             self._stop_workers(batches)
 
     def _stop_workers(self, batches: Any) -> None:
         self._feeding.pause()
         self._workers = None
-        batches._shutdown_workers()
-        forget_names([worker.pid for worker in batches._workers])
+        end_workers(batches)
 
     def _next_epoch(self) -> None:
         self._epoch += 1

@@ -16,6 +16,8 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import count
+from multiprocessing import active_children
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -27,6 +29,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 
 from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data._utils import signal_handling  # noqa: E402
 
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
 from sentinel.data import OrderSampler, Samples  # noqa: E402
@@ -39,6 +42,7 @@ from sentinel.data.retries import Outages, tried  # noqa: E402
 from sentinel.data.sample_arena import RUNNING  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.sources.stored_file import LocalFile, OutageError, cannot_be_read, expect_what_is_asked  # noqa: E402
+from sentinel.data.spawned_workers import context_of  # noqa: E402
 from tests.data_files import number_of  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.torch.loaders import COUNT, epoch_of, loader_of, torchs  # noqa: E402
@@ -97,6 +101,73 @@ def test_a_worker_that_is_killed_between_epochs_costs_time_only(
     assert epoch_of(loader) == torchs(0, 1)
     assert "a worker of the loader was lost" in capfd.readouterr().err
     loader.close()
+
+
+@kills_a_worker
+@pytest.mark.parametrize("at", ["_set_worker_pids", "_set_SIGCHLD_handler"])
+def test_a_worker_that_is_killed_as_the_others_start_costs_time_only(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], at: str
+) -> None:
+    """Torch then makes no iteration of them: an error is raised where its workers run, and nobody has them."""
+    started: list[Any] = []
+    real = getattr(signal_handling, at)
+
+    def kills(*given: Any) -> None:
+        real(*given)
+        if not started:
+            started.extend(active_children())
+            os.kill(started[0].pid, signal.SIGKILL)
+            until(lambda: not started[0].is_alive())  # torch's handler may raise here
+
+    monkeypatch.setattr(signal_handling, at, kills)
+    loader = loader_of(tars, workers=2)
+    assert epoch_of(loader) == torchs(0, 0)
+    assert capfd.readouterr().err.count("a worker of the loader was lost") == 1
+    assert len(started) == 2
+    assert not any(worker.is_alive() for worker in started)
+    loader.close()
+
+
+class KilledWithTheLock(KilledOnce):
+    """As the worker asks whether it is to end: it has the lock that all of them and the trainer need for that."""
+
+    def __call__(self, sample: dict[str, bytes]) -> int:
+        if number_of(sample) == self.sample and not self.mark.exists():
+            frame: Any = sys._getframe()
+            while "done_event" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["done_event"]._cond.acquire()
+        return super().__call__(sample)
+
+
+@kills_a_worker
+def test_a_worker_that_is_killed_with_the_lock_of_the_end_costs_time_only(
+    tars: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sentinel.data.loader_workers._ASKED_S", 0.1)
+    loader = loader_of(tars, KilledWithTheLock(tmp_path / "mark", torchs(0, 0)[333]), workers=2)
+    assert epoch_of(loader) == torchs(0, 0)
+    assert "a worker of the loader was lost" in capfd.readouterr().err
+    loader.close()
+    assert not active_children()
+
+
+@pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
+def test_a_spawned_worker_that_ends_before_it_has_read_what_it_is_sent_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That is more than a pipe holds."""
+    context: Any = context_of("spawn")
+    worker = context.Process(target=len, args=(bytes(1 << 20),), daemon=True)
+    ensure_running()
+    monkeypatch.setattr("multiprocessing.spawn._python_exe", b"/bin/false")
+    begin = threading.Thread(target=worker.start, daemon=True)
+    begin.start()
+    begin.join(timeout=60)
+    assert not begin.is_alive()
+    worker.join(timeout=60)
+    assert worker.exitcode == 1
+    assert context_of("fork") == "fork"
 
 
 def of_no_use(sample: dict[str, bytes]) -> int:
