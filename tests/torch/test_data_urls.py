@@ -6,12 +6,14 @@ import errno
 import io
 import os
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ import sentinel.data  # noqa: E402
 from sentinel.core.errors import CapabilityError, FormatError, UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
+from sentinel.data.retries import tried  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.source_reads import measured_costs  # noqa: E402
 from sentinel.data.sources.paths import files_below, files_named, is_folder  # noqa: E402
@@ -241,17 +244,26 @@ class _Web(SimpleHTTPRequestHandler):
         """Nothing."""
 
 
+@contextmanager
+def _served(handler: Any) -> Iterator[str]:
+    """The URL of a web server whose requests `handler` answers."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("aiohttp", reason="needs aiohttp: pip install '.[data]'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Web, directory=str(tmp_path)))
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with _served(partial(_Web, directory=str(tmp_path))) as url:
+        yield url
 
 
 def test_a_server_that_cuts_ranges_short_is_no_damaged_file(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +284,72 @@ def test_what_a_store_does_not_allow_is_no_outage(store: Any, monkeypatch: pytes
     with pytest.raises(FormatError, match="cannot be read: Forbidden") as raised:
         SourceFiles(data.layout, data.root).sample(0)
     assert not isinstance(raised.value, OutageError)
+
+
+class _Answers(SimpleHTTPRequestHandler):
+    """A web server that knows ranges of one file, until it answers with a status of error; 0: it hangs up."""
+
+    content, status = b"", 200
+
+    def do_HEAD(self) -> None:
+        self._answer(self.content, with_body=False)
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range", f"bytes=0-{len(self.content)}")  # without one for the folder, or for the size
+        begin, stop = (int(number) for number in asked.removeprefix("bytes=").split("-"))
+        self._answer(self.content[begin : stop + 1])
+
+    def _answer(self, content: bytes, with_body: bool = True) -> None:
+        if self.status == 200:
+            self.send_response(206 if with_body else 200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content if with_body else b"")
+        elif self.status:
+            self.send_error(self.status)
+        else:
+            self.close_connection = True
+
+    def log_message(self, *said: Any) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 408, 429, 500, 503, 0])
+@pytest.mark.parametrize("asked", ["read", "state"])
+def test_what_a_server_answers_for_good_is_an_error_at_once_and_all_else_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, asked: str
+) -> None:
+    pytest.importorskip("aiohttp", reason="needs aiohttp: pip install '.[data]'")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (path,) = shards(tmp_path, [4])
+    monkeypatch.setattr(_Answers, "content", Path(path).read_bytes())
+    with _served(_Answers) as web:
+        url = f"{web}/a.tar"
+        data = open_data(url)
+        files = SourceFiles(data.layout, data.root, data.source)
+        right = bytes(files.sample(1).data)
+        monkeypatch.setattr(_Answers, "status", status)
+        if asked == "state":
+            monkeypatch.setattr(StoredObject, "recheck_s", 0.0)
+            monkeypatch.setattr(StoredObject, "read", lambda self, at, nbytes: bytes(nbytes))
+        waits: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if seconds >= 1:
+                monkeypatch.setattr(_Answers, "status", 200)
+
+        monkeypatch.setattr("sentinel.data.retries.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        monkeypatch.setattr(tried, "__defaults__", (sleep,))
+        if status in (401, 403, 404, 410):
+            with pytest.raises(FormatError, match=f"{url}: .*cannot be read: {status}, .*you may read it") as raised:
+                list(files.alone(np.array([1])))
+            assert not isinstance(raised.value, OutageError)
+            assert max(waits) < 1
+        else:
+            (found,) = files.alone(np.array([1]))
+            assert asked == "state" or bytes(found) == right
+            assert max(waits) == 1
 
 
 def test_a_server_that_ignores_ranges_is_named_as_that(tmp_path: Path, web: str) -> None:

@@ -32,6 +32,8 @@ NAMED_S = 30.0
 
 
 _LASTING = (FileNotFoundError, NotADirectoryError, PermissionError)
+_OF_STATUS = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT, 410: errno.ENOENT}
+"""Of the answers of a web server those that will be the same a minute later, as errors of the kernel."""
 
 
 class OutageError(FormatError):
@@ -216,8 +218,10 @@ def cannot_be_read(path: str, what: str, error: OSError) -> FormatError:
     """`what` of a file cannot be read: an OutageError where that may pass. Raises `error` if it is an interrupt."""
     let_through(error)
     limited = error.errno in (errno.EMFILE, errno.ENFILE)
-    remedy = "check the URL, and that its store answers" if is_url(path) else "restore it, or check the path"
-    kind = FormatError if limited or isinstance(error, _LASTING) else OutageError
+    lasts = limited or isinstance(error, _LASTING)
+    of_url = "check the URL, and that you may read it" if lasts else "check the URL, and that its store answers"
+    remedy = of_url if is_url(path) else "restore it, or check the path"
+    kind = FormatError if lasts else OutageError
     return kind(path, what, f"cannot be read: {error.strerror or error}; {'raise `ulimit -n`' if limited else remedy}")
 
 
@@ -229,9 +233,33 @@ def ask(url: str, question: Callable[[Any, str], Any]) -> Any:
         return question(store, name)
     except Exception as error:  # each store has errors of its own
         let_through(error)
-        lasting = {FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES}
-        number = next((number for kind, number in lasting.items() if isinstance(error, kind)), errno.EIO)
-        raise OSError(number, _said(error)) from error
+        number, root = _errno_of(error)
+        raise OSError(number, _said(root)) from error
+
+
+def _errno_of(error: BaseException) -> tuple[int, BaseException]:
+    """What an error of a store is to the kernel, EIO where it may pass; and what it comes of. fsspec's web servers say
+    that no file is there whatever they met as they were asked for its size."""
+    came_of: BaseException | None = error
+    while came_of is not None:
+        if status := _status_of(came_of):
+            return _OF_STATUS.get(status, errno.EIO), came_of
+        if isinstance(came_of, ConnectionError | TimeoutError) or type(came_of).__module__.startswith("aiohttp."):
+            return errno.EIO, came_of
+        came_of = came_of.__cause__
+    lasting = {FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES}
+    return next((number for kind, number in lasting.items() if isinstance(error, kind)), errno.EIO), error
+
+
+def _status_of(error: BaseException) -> int:
+    """Of HTTP, where the store's library tells one; else 0."""
+    answer = getattr(error, "response", None)
+    if isinstance(answer, dict):  # botocore's
+        told = [answer.get("ResponseMetadata", {}).get("HTTPStatusCode")]
+    else:
+        told = [getattr(of, name, None) for of in (error, answer) for name in ("status", "status_code")]
+        told.append(getattr(error, "code", None) if told[0] is None else None)  # aiohttp's warns
+    return next((int(number) for number in told if isinstance(number, int) and 400 <= number < 600), 0)
 
 
 def asked_of_store(url: str, question: Callable[[Any, str], Any]) -> Any:
