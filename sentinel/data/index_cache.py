@@ -1,0 +1,46 @@
+"""Indexes of data sets in the user's cache. One that goes costs its next job the time of making it again."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from sentinel.core.interrupts import let_through
+from sentinel.files.containers import MAX_BYTES
+from sentinel.system.compiler import cache_folder
+
+MOST_BYTES = MAX_BYTES
+"""Of all of them together: as many as the largest one may have."""
+_OURS = ("layout-", ".sentinel-")
+"""How names begin: of indexes, and of one that is being written, or was as its job was killed."""
+
+
+def place_of(name: str) -> Path:
+    """Where the index of that name is kept."""
+    return cache_folder() / "data" / name
+
+
+def mark_used(path: Path) -> None:
+    """The index at `path` has just been used, which the time of its file says."""
+    try:
+        os.utime(path)
+    except OSError as error:  # a cache that is only read
+        let_through(error)
+
+
+def remove_unused(newest: Path) -> None:
+    """Removes those that were not used for longest, until all have no more than MOST_BYTES; `newest` stays."""
+    found = []
+    with os.scandir(newest.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(_OURS) and entry.name != newest.name:
+                with suppress(FileNotFoundError):  # another job removes too
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((status.st_mtime_ns, status.st_size, entry.path))
+    room = MOST_BYTES - newest.stat().st_size
+    for _, nbytes, path in sorted(found, reverse=True):
+        room -= nbytes
+        if room < 0:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
