@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
@@ -19,7 +22,7 @@ import sentinel.data  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
 from sentinel.data import Epoch, Order, OrderSampler, Room, Samples  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
-from sentinel.data.feeding import FileFeeding, UnstagedFeeding, permutation  # noqa: E402
+from sentinel.data.feeding import EpochOrder, FileFeeding, UnstagedFeeding, permutation  # noqa: E402
 from sentinel.data.file_feeding import feeding_of_files  # noqa: E402
 from sentinel.data.map_style import PlacedIndex, requests_in  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
@@ -56,6 +59,21 @@ def loader_of(source: Any, **options: Any) -> Any:
 
 def batches(loader: Iterable[Any]) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
+
+
+def test_an_epoch_becomes_pythons_numbers_bit_by_bit() -> None:
+    n, asked = 1 << 20, 10_007
+    planned = EpochOrder(np.arange(n)[::-1], np.arange(n) % 3 == 0, np.arange(n) % 5 == 0)
+    samples: Any = SimpleNamespace(begin=lambda epoch: (1, planned), goes_on=lambda iteration, ended: not ended)
+    tracemalloc.start()
+    try:
+        for position, index in enumerate(islice(OrderSampler(samples), asked)):
+            assert (index, index.position) == (n - 1 - position, position)
+            assert (index.first, index.direct) == (position % 3 == 0, position % 5 == 0)
+        assert tracemalloc.get_traced_memory()[1] < n
+    finally:
+        tracemalloc.stop()
+    assert position == asked - 1
 
 
 @pytest.mark.usefixtures("nothing_alone")
