@@ -16,8 +16,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
+from sentinel import need_torch
 from sentinel.cli.common import FAILED, INTERRUPTED, OK, code_of
-from sentinel.core.errors import CapabilityError, SentinelError
+from sentinel.core.errors import SentinelError
 from sentinel.system.parent_end import end_with_parent
 from sentinel.system.progress import on_stderr, say
 
@@ -28,13 +29,9 @@ def is_loaded() -> bool:
 
 
 def require_torch() -> None:
-    """Raises CapabilityError where no torch is installed."""
+    """As `need_torch`, where no torch is installed; does not import it."""
     if not is_loaded() and find_spec("torch") is None:
-        raise CapabilityError(
-            "profiling a training step",
-            "torch cannot be imported (No module named 'torch')",
-            "in a checkout: pip install '.[torch]'",
-        )
+        need_torch()
 
 
 def refused_apart(check: Callable[[], object], *, debug: bool) -> int:
