@@ -34,13 +34,13 @@ def remove_unused(newest: Path) -> None:
     found = []
     with os.scandir(newest.parent) as entries:
         for entry in entries:
-            if entry.name.startswith(_OURS) and entry.name != newest.name:
+            if entry.name.startswith(_OURS):
                 with suppress(FileNotFoundError):  # another job removes too
                     status = entry.stat(follow_symlinks=False)
-                    found.append((status.st_mtime_ns, status.st_size, entry.path))
-    room = MOST_BYTES - newest.stat().st_size
-    for _, nbytes, path in sorted(found, reverse=True):
+                    found.append((entry.name == newest.name, status.st_mtime_ns, status.st_size, entry.path))
+    room = MOST_BYTES
+    for stays, _, nbytes, path in sorted(found, reverse=True):
         room -= nbytes
-        if room < 0:
+        if room < 0 and not stays:
             with suppress(FileNotFoundError):
                 os.unlink(path)
