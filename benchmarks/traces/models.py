@@ -285,6 +285,7 @@ def _moe_blocks(model: nn.Module) -> Sequence[nn.Module]:
 _EAGER = {"attn_implementation": "eager"}
 _BERT = tf.BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, **_EAGER)
 _GPT2 = tf.GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False, **_EAGER)
+_GPT2_XL = tf.GPT2Config(n_embd=1600, n_layer=48, n_head=25, use_cache=False, **_EAGER)
 _GPT2_719M = tf.GPT2Config(
     n_embd=1280, n_layer=36, n_head=20, vocab_size=8192, n_positions=256, use_cache=False, **_EAGER
 )
@@ -312,6 +313,11 @@ MODELS: dict[str, Job] = {
     "gpt2": Job(
         lambda: tf.GPT2LMHeadModel(_GPT2),
         _tokens(8, 512, 50257),
+        lambda m: [m.transformer.wte, *_parts(m.transformer.h), m.lm_head],
+    ),
+    "gpt2-xl": Job(
+        lambda: tf.GPT2LMHeadModel(_GPT2_XL),
+        _tokens(1, 1024, 50257),
         lambda m: [m.transformer.wte, *_parts(m.transformer.h), m.lm_head],
     ),
     "gpt2-719m": Job(

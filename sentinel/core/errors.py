@@ -71,10 +71,10 @@ class Infeasible(PlanError):
                 " larger slow tier"
             )
             return
-        reason = why or "the slow tier is not addressable and the blocks of one layer do not fit"
+        reason = why or "the slow tier is not used in place, and what a layer uses has no room beside what moves"
         super().__init__(
             f"needs {needed} of fast memory, {missing} more than the {available} that there are: {reason};"
-            " raise fast=, or use an addressable slow tier",
+            " raise fast=, or take a slow tier that is used in place",
             layer=layer,
         )
 

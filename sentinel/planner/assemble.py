@@ -106,6 +106,11 @@ def assemble(
     )
 
 
+def has_room(plan: Plan) -> bool:
+    """Whether no tier ever holds more than its capacity."""
+    return bool((plan.held_bytes <= np.array(plan.capacity_bytes)[:, None]).all())
+
+
 def fast_needed_bytes(profile: Profile, units: Units) -> int:
     """The paper's bound: the largest reserve for short-lived tensors of a layer, and the largest long-lived tensor."""
     t = profile.tensors[units.short]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.planner.decision import Choice, Decision, Episodes, episodes_of, room_bytes
+from sentinel.planner.fetching import fetches
 from sentinel.planner.master import Columns, Master, Mix
 from sentinel.planner.pool import Reserve, pool_ns, reserve
 from sentinel.planner.pricing import Pricer, Prices
@@ -26,7 +27,7 @@ from sentinel.planner.relaxation import (
     merge_alike,
     worth_pinning,
 )
-from sentinel.planner.rounding import Dive, pinned_units, round_to_pages, unpinned_shorts
+from sentinel.planner.rounding import Dive, lacking_bytes, pinned_units, round_to_pages, unpinned_shorts
 from sentinel.planner.workload import Workload
 
 
@@ -74,6 +75,8 @@ def efforts_for(work: Workload, *, drops: bool = False) -> tuple[Effort, ...]:
     `drops`: where one plan takes seconds, columns far from the mix go. The step is 0.4 % longer then in the mean, but
     that of a search which continues this one is not.
     """
+    if work.fetched.any():  # to pin what could leave is worth next to nothing: 0.5 % of a step at most was seen
+        return (Effort(60, 4, 5 if is_large(work) else 20, pinned_entries=0),)
     if is_large(work):
         return (Effort(12, 2, 1, pinned_entries=0),)
     if len(work.units) * work.n_layers > _MIDDLING:
@@ -168,7 +171,11 @@ def _descended(work: Workload, rounds: int, keep: int, *, whole: bool) -> _Desce
     merged, of = (work, np.arange(len(work.units))) if whole else merge_alike(work)
     pricer, columns = Pricer(merged), Columns(merged)
     shorts = find_candidates(work, merged, of, most_entries=0)
-    descend(merged, pricer, columns, shorts, rounds, keep)
+    if merged.fetched.any():
+        for choice in fetches(merged):
+            columns.add(choice)
+    if not merged.fetched.all():
+        descend(merged, pricer, columns, shorts, rounds, keep)
     return _Descent(of, pricer, columns, shorts)
 
 
@@ -192,12 +199,32 @@ def _rounded(generation: ColumnGeneration, mix: Mix, effort: Effort) -> Iterator
         dived = dives
         slow = unpinned_shorts(generation.work, master.candidates, dive.mix)
         units = pinned_units(generation.work, of, master.candidates, dive.mix)
-        rounded = generation.round_to_pool(slow, units, effort.repriced)
+        rounded = _in_whole_pages(generation, slow, units, effort.repriced)
         if rounded is not None and effort.whole_nodes:
             whole = master.solve_whole(effort.whole_nodes, effort.whole_s)
             rounded = None if whole is None else replace(rounded, mix=whole)
         if rounded is not None:
             yield f"optimized, {dived} dives" if effort.pinned_entries else "optimized by layers", rounded
+
+
+_TRIES = 6
+"""Times that a mix is made with more to spare, where whole pages of what has to be in fast memory did not fit."""
+
+
+def _in_whole_pages(
+    generation: ColumnGeneration, slow: NDArray[np.bool_], units: NDArray[np.int64], rounds: int
+) -> PoolRounding | None:
+    """`round_to_pool`, with so much to spare that what has to be in fast memory also fits in whole pages."""
+    work, spare = generation.work, np.zeros(generation.work.n_layers, np.int64)
+    for _ in range(_TRIES):
+        rounded = generation.round_to_pool(slow, units, rounds, spare)
+        if rounded is None or not work.fetched.any():
+            return rounded
+        lacking = lacking_bytes(work, generation.of, generation.columns, rounded.mix.share, rounded.short)
+        if not lacking.any():
+            return rounded
+        spare += 2 * lacking
+    return None
 
 
 def _decision(generation: ColumnGeneration, rounded: PoolRounding) -> Decision:
@@ -264,12 +291,14 @@ class ColumnGeneration:
         """Whether what was solved last is far from converged."""
         return not self.converged and self.open > _HOPELESS
 
-    def round_to_pool(self, slow: NDArray[np.bool_], units: NDArray[np.int64], rounds: int) -> PoolRounding | None:
+    def round_to_pool(
+        self, slow: NDArray[np.bool_], units: NDArray[np.int64], rounds: int, spare: NDArray[np.int64] | int = 0
+    ) -> PoolRounding | None:
         """Pack the short-lived tensors that are not `slow` and these units; the pool stays fixed in the master
-        until `release_pool`."""
+        until `release_pool`. `spare`: (L,) bytes of each layer that are left free."""
         work, merged = self.work, self.merged
         short = reserve(work, work.budget_bytes, slow, units)
-        left = (work.budget_bytes - short.held_bytes).astype(np.float64)
+        left = (work.budget_bytes - short.held_bytes - spare).astype(np.float64)
         inside = np.bincount(self.of[short.pooled], work.units.nbytes[short.pooled], len(merged.units))
         fixed = replace(merged, pool_ns=pool_ns(work, short))
         self.master.fix_pool(fixed, left, 1.0 - inside / np.maximum(merged.units.nbytes, 1))

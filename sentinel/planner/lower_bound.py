@@ -44,8 +44,9 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra_ns, make_groups
 from sentinel.planner.column_generation import efforts_for, start_column_generation
+from sentinel.planner.fetched_bound import fetched_bound_ns
 from sentinel.planner.linear_program import solver_of
-from sentinel.planner.window_bound import profile_window_bound_ns
+from sentinel.planner.window_bound import needs_windows, profile_window_bound_ns
 from sentinel.planner.workload import make_workload
 
 _ROUNDING = 1e-9
@@ -99,7 +100,9 @@ def bound(
     profile = extents_as_tensors(profile)
     least, certifier = _certifier(profile, machine, Program)
     least = max(least, profile_window_bound_ns(profile, machine))
-    if certifier is None:
+    fetched = fetched_bound_ns(profile, machine, time_limit_s, left_s) if needs_windows(machine) else 0
+    least = max(least, fetched)
+    if certifier is None or fetched:
         return Bound(least)
     proof = by_prices(certifier, profile, machine, time_limit_s, left_s)
     found_ms, loose = proof.ms, ""

@@ -119,7 +119,7 @@ def _marks(work: Workload, episodes: Episodes, choice: Choice) -> NDArray[np.uin
     return np.where(there, np.maximum(out, np.uint64(1)), np.uint64(0))
 
 
-_MOVE_COST = 1e-3
+MOVE_COST = 1e-3
 """ms a GB moved: a tie-breaker against moves that save no time."""
 
 _SLOW_COST = 1e-5
@@ -144,7 +144,8 @@ class Mix:
 
 
 class Master:
-    """Rows: time of a layer; room at its instants; links; what units hold, by layer; each unit at most once.
+    """Rows: time of a layer; room at its instants; links; what units hold, by layer; each unit at most once, and
+    just once where it cannot be used in slow memory.
 
     Columns: T[k], time of layer k in ms without what moves take from compute; H[k], GB that units hold in it; the
     `PinnedCandidates`; the `Columns`. What moves take from compute is in their costs, and links carry on meanwhile.
@@ -167,7 +168,10 @@ class Master:
         self.added = 0
         self._lost_ms = np.zeros(0)  # what moves of each column take from compute
         self._left = np.ones(len(work.units))
-        self._pinned_limits = (np.zeros(len(candidates)), np.ones(len(candidates)))
+        least = np.zeros(len(candidates))
+        least[candidates.use_group[work.keeps_shorts[candidates.use_layer]]] = 1.0
+        least[candidates.unit_class >= 0] = 0.0
+        self._pinned_limits = (least, np.ones(len(candidates)))
         self.highs = self._frame()
 
     def _frame(self) -> highspy.Highs:
@@ -191,14 +195,15 @@ class Master:
         endless = np.full(length, np.inf)
         cost = np.concatenate([ones, np.zeros(length), -_SLOW_COST * saved / 1e6])
         columns = (
-            np.concatenate([least, np.zeros(length + len(candidates))]),
-            np.concatenate([endless, endless, np.ones(len(candidates))]),
+            np.concatenate([least, np.zeros(length), self._pinned_limits[0]]),
+            np.concatenate([endless, endless, self._pinned_limits[1]]),
         )
         low, high = np.full(n_rows, -np.inf), np.zeros(n_rows)
         low[:length], high[:length] = base, np.inf
         high[length : self.link_row] = self.work.budget_bytes / 1e9
         low[self.held_row : self.unit_row] = 0.0
         high[self.unit_row :] = 1.0
+        low[self.unit_row :][self.work.fetched] = 1.0
         return solver_of(cost, columns, (low, high), entries, solver="simplex")
 
     def fix_pool(self, work: Workload, free: NDArray[np.float64], left: NDArray[np.float64]) -> None:
@@ -233,7 +238,8 @@ class Master:
     def _bound_classes(self, left: NDArray[np.float64]) -> None:
         changed = np.flatnonzero(left != self._left)
         rows = (self.unit_row + changed).astype(np.int32)
-        self.highs.changeRowsBounds(len(rows), rows, np.full(len(rows), -np.inf), left[changed])
+        least = np.where(self.work.fetched[changed], left[changed], -np.inf)
+        self.highs.changeRowsBounds(len(rows), rows, least, left[changed])
         self._left = left
 
     def limit_pinned(self, groups: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
@@ -306,7 +312,7 @@ class Master:
         moment = np.zeros(self.candidates.exists.shape)
         moment[self.candidates.exists] = np.maximum(-dual[length : self.link_row], 0.0) * 1e-3  # ms a GB -> ns a byte
         paid = [np.maximum(-dual[self.link_row + link * length :][:length], 0.0) for link in range(links)]
-        move = [paid[way % links] * (1e9 / self.per_s[way]) + _MOVE_COST * 1e-3 for way in (0, 1)]
+        move = [paid[way % links] * (1e9 / self.per_s[way]) + MOVE_COST * 1e-3 for way in (0, 1)]
         slow = np.clip(dual[:length], 0.0, 1.0) + _SLOW_COST
         lost = np.clip(1.0 - sum(paid), 0.0, 1.0)
         prices = Prices(moment.sum(axis=1), move[0], move[1], slow, moment, lost)
@@ -380,7 +386,7 @@ class Master:
             if self.links > 1 and taken.any():
                 other = self.link_row + (1 - way) * length + layer[moving] % length
                 entries.append((other, owner[moving], -taken))
-            cost += np.bincount(owner[moving], slowed * _MOVE_COST, n - known)
+            cost += np.bincount(owner[moving], slowed * MOVE_COST, n - known)
             lost += np.bincount(owner[moving], taken + work.lost_ns_of_moves[way, unit] / 1e6, n - known)
         self._lost_ms = np.append(self._lost_ms, lost)
         cost += lost

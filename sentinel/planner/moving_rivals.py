@@ -334,18 +334,21 @@ class AutoTm(_ByUse):
         self._search_s = search_s
 
     def decide(self, work: Workload, _: Reserve) -> Decision:
-        """The best whole-tensor plan that a bounded search finds. Raises PlanError above `MOST_UNITS` units."""
+        """The best whole-tensor plan that a bounded search finds. Raises PlanError above `MOST_UNITS` units,
+        and Infeasible where what cannot be used in slow memory does not fit."""
         if len(work.units) > MOST_UNITS:
             raise PlanError(
                 f"policy autotm is for at most {MOST_UNITS} blocks, this step has {len(work.units)}; use sentinel"
             )
         from sentinel.planner.column_generation import Effort, optimized  # not above: the other rivals ask no solver
+        from sentinel.planner.fetching import just_in_time
 
+        least = [just_in_time(work)] if work.keeps_shorts.any() or work.fetched.any() else []
         efforts = [Effort(60, 6, 2, whole_nodes=50)]
         if self._search_s is not None:
             # more timelines than the nodes are enough for: cut short, a search among them may find less than the other
             efforts.insert(0, Effort(60, 6, 20, whole_nodes=1 << 30, whole_s=self._search_s))
         found = [decision for _, decision in optimized(work, *efforts)]
-        if not found:
+        if not found and not least:
             raise PlanError("policy autotm: the solver found no plan; use sentinel")
-        return min(found, key=lambda each: int(each.details["program_ns"]))
+        return min(found, key=lambda each: int(each.details["program_ns"])) if found else least[0]

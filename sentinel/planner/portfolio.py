@@ -3,7 +3,7 @@
 On a machine with several slower tiers who gains from a faster one depends on what is fast already, and what is worth
 fast memory depends on the slow tier. So all slow memory is taken for the slowest tier first, slow tiers are assigned to
 what that leaves there, and the step is planned again with these. Candidates that leave the middle tiers alone are among
-the results. Where slow memory cannot be used in place, see `paper.fetched_plans`.
+the results. Where slow memory cannot be used in place, see `fetching`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sentinel.core.machine import LESS, Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
-from sentinel.planner.assemble import assemble, footprint_bytes, one_tier
+from sentinel.planner.assemble import assemble, footprint_bytes, has_room, one_tier
 from sentinel.planner.column_generation import (
     Effort,
     Ends,
@@ -32,7 +32,7 @@ from sentinel.planner.column_generation import (
     optimized,
 )
 from sentinel.planner.decision import Decision, no_moves, whole_parts
-from sentinel.planner.paper import fetched_plans
+from sentinel.planner.fetched_plans import fetched_plans
 from sentinel.planner.slow_tier_assignment import Costs, SlowTierAssigner
 from sentinel.planner.static_placements import best_fixed_plan
 from sentinel.planner.window_bound import needs_windows
@@ -255,11 +255,6 @@ def tiered_plans(
         work = make_workload(profile, machine, footprint_bytes, slow_tiers=slow_tiers)
         found += _drawn_tiered(work, f"{label} {number}", policy, fine)
     return [(label, plan) for _, label, plan, _ in found]
-
-
-def has_room(plan: Plan) -> bool:
-    """Whether no tier ever holds more than its capacity."""
-    return bool((plan.held_bytes <= np.array(plan.capacity_bytes)[:, None]).all())
 
 
 def _alone(work: Workload) -> SlowTierAssigner:

@@ -1,7 +1,8 @@
 """The pricing problem: the cheapest timeline of every unit at given prices, a shortest path over its uses.
 
 At each use a unit is fast or slow. Between two fast uses it stays, or leaves and comes back; between unlike ones it
-moves once. A unit is born in either tier at no cost, so born-in-slow and serve-from-slow come out by themselves.
+moves once. A unit is born in either tier at no cost, so born-in-slow and serve-from-slow come out by themselves. What
+cannot be used in slow memory is fast at each use.
 A demotion starts in the layer after a use at the earliest: one in the layer that uses it would make that use slow.
 A move takes one layer. What is too large for that moves in several layers, a part in each: the master mixes timelines.
 """
@@ -154,6 +155,8 @@ class Pricer:
         self.work = work
         self.runs = _make_runs(work)
         self.nbytes = work.units.nbytes.astype(np.float64)
+        touched = np.bincount(self.runs.of, work.touched, len(self.runs.head)) > 0
+        self._never_slow = np.flatnonzero(touched & work.fetched[self.runs.unit])
         self._run_nbytes, self._deaths = self.nbytes[self.runs.unit], work.units.stop[self.runs.unit[self.runs.dying]]
         links = np.concatenate([work.move_slowdown, work.lost_ns_per_byte])[:, self.runs.unit]
         first, of = alike(*links)
@@ -173,6 +176,7 @@ class Pricer:
         here[0] = nbytes * (room[runs.last + 1] - room[runs.first])
         weighed = work.use_ns * prices.slow[work.layer_of_use]
         here[1] = np.bincount(runs.of, weighed, len(runs.head))
+        here[1, self._never_slow] = np.inf
         all_slow = np.bincount(runs.unit, here[1], len(self.nbytes))
         stay, leave, arrive, out, back = self._gaps(prices)
         gap = np.zeros((2, 2, len(runs.head)))  # [from, to]
@@ -283,6 +287,9 @@ class Pricer:
         choice.leave[runs.tail] = np.where(both, out.layer, leave.layer)
         choice.arrive[runs.tail] = np.where(both, back.layer, arrive.layer)
         choice.left[:], choice.arrived[:] = choice.leave + 1, choice.arrive + 1
+        # it has until its use to come: what follows then need not wait for a layer that begins earlier
+        late = runs.tail[both & self.work.fetched[runs.unit]]
+        choice.arrived[late] = runs.next_layer[runs.of[late]]
         return choice
 
 

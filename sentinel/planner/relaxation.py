@@ -44,7 +44,8 @@ def merge_alike(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
         return work, np.zeros(0, np.int64)
     density = work.use_ns / units.nbytes[work.use_unit]
     grade = np.rint(np.log(np.maximum(density, 1e-300)) / _GAIN_STEP).astype(np.int64)
-    marks = hash64(hash64(work.use_layer.astype(np.uint64) + np.uint64(1)) ^ grade.astype(np.uint64))
+    when = 2 * work.use_layer + work.touched + 1
+    marks = hash64(hash64(when.astype(np.uint64)) ^ grade.astype(np.uint64))
     fate = np.zeros(len(units), np.uint64)
     np.add.at(fate, work.use_unit, marks)
     first, of = alike(~units.persistent, units.start, units.stop, fate, work.slow_tier)
@@ -74,6 +75,7 @@ def merge_alike(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
             use_unit=heads,
             use_layer=work.use_layer[uses],
             use_ns=total,
+            touched=work.touched[uses],
             first_use=first_use,
             slow_tier=work.slow_tier[first],
             moves_of=np.bincount(of, work.moves_of, len(first)).astype(np.int64),

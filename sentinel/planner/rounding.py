@@ -102,9 +102,7 @@ def round_to_pages(
 ) -> Decision:
     """Give each column its share of its class's pages, as far as room goes. `of`: class of each unit of `work`."""
     owner, episodes = columns.episodes
-    left = columns.work.units.nbytes // PAGE_BYTES
-    left -= np.bincount(of[short.pooled], work.units.nbytes[short.pooled] // PAGE_BYTES, len(left)).astype(np.int64)
-    pages = _whole_pages(columns.work, columns.unit, share, left)
+    pages = _pages(work, of, columns, share, short)
     room = work.budget_bytes - short.held_bytes
     granted = _granted(columns, owner, episodes, pages, room)
     of = of.copy()
@@ -119,6 +117,33 @@ def round_to_pages(
     parts["pooled"][inside], parts["tier"][inside] = True, 0
     tier_at_zero(parts, moves, work.units.persistent, work.n_layers)
     return Decision(parts, moves, short.tier, short.pool)
+
+
+def lacking_bytes(
+    work: Workload, of: NDArray[np.int64], columns: Columns, share: NDArray[np.float64], short: Reserve
+) -> NDArray[np.int64]:
+    """(L,) bytes by which whole pages exceed the room of each layer."""
+    owner, episodes = columns.episodes
+    room = work.budget_bytes - short.held_bytes
+    return np.maximum(-_room_left(owner, episodes, _pages(work, of, columns, share, short), room), 0)
+
+
+def _pages(
+    work: Workload, of: NDArray[np.int64], columns: Columns, share: NDArray[np.float64], short: Reserve
+) -> NDArray[np.int64]:
+    """(columns,) pages of each class that its share is, before it is looked whether they fit."""
+    left = columns.work.units.nbytes // PAGE_BYTES
+    left -= np.bincount(of[short.pooled], work.units.nbytes[short.pooled] // PAGE_BYTES, len(left)).astype(np.int64)
+    return _whole_pages(columns.work, columns.unit, share, left)
+
+
+def _room_left(
+    owner: NDArray[np.int64], episodes: Episodes, pages: NDArray[np.int64], room: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(L,) bytes of `room` that these pages of columns leave, below 0 where they do not fit."""
+    weight = pages[owner] * PAGE_BYTES
+    held = ring_sum(np.zeros(len(owner), np.int64), episodes.held_from, episodes.held_until, weight, 1, len(room))
+    return np.asarray(room - held[0])
 
 
 def _whole_pages(
@@ -146,6 +171,10 @@ def _whole_pages(
     given[head] += np.bincount(of[crumbs], given[crumbs], len(head)).astype(np.int64)
     given[crumbs] = 0
     pages[chosen] = given
+    if work.fetched.any():  # all of it is somewhere
+        largest = chosen[head]
+        fetched = largest[work.fetched[unit[largest]]]
+        pages[fetched] += (left - np.bincount(unit, pages, len(left)).astype(np.int64))[unit[fetched]]
     return pages
 
 
@@ -159,9 +188,8 @@ def _granted(
     """(columns,) pages as far as they fit. Rounding may ask for a little more than there is."""
     work, length = columns.work, columns.work.n_layers
     some = np.flatnonzero(pages[owner] > 0)
+    left = _room_left(owner, episodes, pages, room)
     owner, start, stop = owner[some], episodes.held_from[some], episodes.held_until[some]
-    weight = pages[owner] * PAGE_BYTES
-    left = room - ring_sum(np.zeros(len(owner), np.int64), start, stop, weight, 1, length)[0]
     if (left >= 0).all():
         return pages
     pages = pages.copy()

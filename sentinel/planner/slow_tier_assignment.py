@@ -67,9 +67,9 @@ class SlowTierAssigner:
             if planned is not None:
                 asked = planned[decision.parts["unit"]] == tier
             self._fill(index, tier, decision, time, asked, part_tier, of_short, rest)
-        return self._with_slow_tiers(decision, part_tier, of_short, rest[0]), self._slow_tiers(
-            decision, part_tier, of_short
-        )
+        last_of_all = len(self.machine.tiers) - 1
+        chosen = with_slow_tiers(decision, part_tier, of_short, rest[0], last_of_all)
+        return chosen, self._slow_tiers(decision, part_tier, of_short)
 
     def _fill(
         self,
@@ -234,27 +234,27 @@ class SlowTierAssigner:
         # units that lie there are small parts of units: only the short-lived ones count
         return pool.extent - pool.cap, float((by_tensor[pool.tensors] * pool.slow_share(self.profile)).sum())
 
-    def _with_slow_tiers(
-        self, decision: Decision, part_tier: NDArray[np.int64], of_short: NDArray[np.int64], rest: int
-    ) -> Decision:
-        """The decision with its slower tiers. Units are pooled in the last tier only: elsewhere layers count."""
-        parts, moves = decision.parts.copy(), decision.moves.copy()
-        slow = parts["tier"] > 0
-        parts["tier"][slow] = part_tier[slow]
-        parts["pooled"] &= ~slow | (part_tier == len(self.machine.tiers) - 1)
-        for end in ("source", "target"):
-            away = moves[end] > 0
-            moves[end][away] = part_tier[moves["part"][away]]
-        short_tier = np.where(decision.short_tier > 0, of_short, 0)
-        return replace(
-            decision, parts=parts, moves=moves, short_tier=short_tier, rest_tier=rest, slow_tiers_chosen=True
-        )
-
     def _slow_tiers(self, decision: Decision, part_tier: NDArray[np.int64], of_short: NDArray[np.int64]) -> SlowTierOf:
         """Of each unit the slower tier of most of its bytes."""
         most = np.zeros((len(self.machine.tiers), len(self.units)), np.int64)
         np.add.at(most, (part_tier, decision.parts["unit"]), decision.parts["pages"])
         return SlowTierOf(np.asarray(most[1:].argmax(axis=0) + 1, np.int64), of_short)
+
+
+def with_slow_tiers(
+    decision: Decision, part_tier: NDArray[np.int64], of_short: NDArray[np.int64], rest: int, last: int
+) -> Decision:
+    """The decision with the slower tier of each part, of each short-lived tensor, and of what is above the pool's cap.
+    Units are pooled in the `last` tier only: elsewhere layers count."""
+    parts, moves = decision.parts.copy(), decision.moves.copy()
+    slow = parts["tier"] > 0
+    parts["tier"][slow] = part_tier[slow]
+    parts["pooled"] &= ~slow | (part_tier == last)
+    for end in ("source", "target"):
+        away = moves[end] > 0
+        moves[end][away] = part_tier[moves["part"][away]]
+    short_tier = np.where(decision.short_tier > 0, of_short, 0)
+    return replace(decision, parts=parts, moves=moves, short_tier=short_tier, rest_tier=rest, slow_tiers_chosen=True)
 
 
 _PRICE_ROUNDS = 60

@@ -151,7 +151,7 @@ def _transient_groups(
 class Workload:
     """L layers, U units, m uses. Uses are sorted by (unit, layers since the unit's birth), one row a pair.
 
-    The birth of a transient counts as a use, of no value if it is not touched then.
+    The birth of a transient counts as a use, of no value if it is not `touched` (m,) then.
     `use_unit, use_layer`: (m,), `use_layer` unrolled in [start, start + L). `use_ns`: extra time if the use
     is served by the slow tier. `first_use[u]:first_use[u + 1]` are the uses of unit u. `compute_ns`,
     `traffic_ns`: (L,) of a layer, all in fast. `short_bytes`: (L,) peak of the short-lived tensors of a layer.
@@ -166,6 +166,7 @@ class Workload:
     use_unit: NDArray[np.int64]
     use_layer: NDArray[np.int64]
     use_ns: NDArray[np.float64]
+    touched: NDArray[np.bool_]
     first_use: NDArray[np.int64]
     compute_ns: NDArray[np.float64]
     traffic_ns: NDArray[np.float64]
@@ -186,6 +187,30 @@ class Workload:
     def budget_bytes(self) -> int:
         """Fast memory, in whole pages."""
         return self.machine.fast.capacity_bytes // PAGE_BYTES * PAGE_BYTES
+
+    @cached_property
+    def fetched(self) -> NDArray[np.bool_]:
+        """(U,) whether a unit is used, and its slow tier cannot be used in place: fast memory serves all its uses."""
+        in_place = np.array([tier.addressable for tier in self.machine.tiers])
+        used = np.bincount(self.use_unit, self.touched, len(self.units)) > 0
+        return np.asarray(used & ~in_place[self.slow_tier], bool)
+
+    @cached_property
+    def keeps_shorts(self) -> NDArray[np.bool_]:
+        """(L,) whether all short-lived tensors of a layer have to be in fast memory: everywhere if no slower tier is
+        used in place, and beside one that is not wherever they have room with what is fetched around them."""
+        in_place = [self.machine.tiers[tier].addressable for tier in self.machine.slower]
+        if all(in_place):
+            return np.zeros(self.n_layers, bool)
+        return np.asarray(self.short_bytes + self.fetched_around <= self.budget_bytes) | (not any(in_place))
+
+    @cached_property
+    def fetched_around(self) -> NDArray[np.int64]:
+        """(L,) bytes of fetched units that a layer, the one before it or the one behind it uses."""
+        length, mine = self.n_layers, np.flatnonzero(self.fetched[self.use_unit])
+        unit, layer = np.tile(self.use_unit[mine], 3), (self.use_layer[mine] + np.array([[-1], [0], [1]])) % length
+        pairs = np.unique(unit * length + layer.reshape(-1))
+        return np.bincount(pairs % length, self.units.nbytes[pairs // length], length).astype(np.int64)
 
     @cached_property
     def is_first_use(self) -> NDArray[np.bool_]:
@@ -268,6 +293,7 @@ def make_workload(
     key, place = np.unique(unit_all * (2 * profile.n_layers) + layer_all, return_inverse=True)
     use_ns = np.bincount(place, np.append(extra[known], np.zeros(len(births))), len(key)).astype(np.float64)
     use_unit = key // (2 * profile.n_layers)
+    touched = np.bincount(place[: int(known.sum())], minlength=len(key)) > 0
     compute, traffic = base_ns(profile, machine)
     short_ns = np.zeros(len(profile.names))
     np.add.at(short_ns, a["extent"], extra)
@@ -278,6 +304,7 @@ def make_workload(
         use_unit=use_unit,
         use_layer=key % (2 * profile.n_layers),
         use_ns=use_ns,
+        touched=touched,
         first_use=np.searchsorted(use_unit, np.arange(len(units) + 1)),
         compute_ns=compute,
         traffic_ns=traffic,

@@ -43,6 +43,23 @@ def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(profile, m
         assert run.step_ns >= least.step_ns - profile.n_layers
 
 
+@settings(max_examples=25, deadline=None)
+@given(profile=profiles(), machine=three_tier_machines())
+def test_with_a_last_tier_that_cannot_be_used_in_place_plans_keep_the_laws_or_are_refused(profile, machine):
+    below = replace(machine.tiers[2], addressable=False)
+    machine = replace(machine, tiers=(*machine.tiers[:2], below))
+    try:
+        made = plan(profile, machine)
+    except Infeasible as error:
+        assert error.needed_bytes > error.available_bytes
+        return
+    check(made, profile, machine)
+    assert (made.held_bytes <= np.array([tier.capacity_bytes for tier in machine.tiers])[:, None]).all()
+    run = simulate(made, profile, machine, steps=2)
+    assert run.step_ns == made.predicted_step_ns
+    assert run.step_ns >= bound(profile, machine).step_ns - profile.n_layers
+
+
 @settings(max_examples=38, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines(), seed=st.integers(0, 1 << 30))
 def test_no_plan_at_random_beats_the_bound_of_what_it_holds_in_each_tier(profile, machine, seed):
