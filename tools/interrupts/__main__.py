@@ -4,7 +4,7 @@
     python -m tools.interrupts --slow file                        the same where slow memory is a file
     python -m tools.interrupts --once                             every line once, in a part chosen by --seed
     python -m tools.interrupts --sample 40 --seed 3               some of them
-    python -m tools.interrupts --once --json all.json             keeps each outcome
+    python -m tools.interrupts --once --json all.json             keeps each outcome, also where it is killed
     python -m tools.interrupts --once --json all.json --resume    goes on where that was interrupted
     python -m tools.interrupts --markdown page.md                 writes its part of a page: table, machine and versions
 
@@ -36,7 +36,7 @@ from tools.interrupts.interrupter import Place  # noqa: E402
 from tools.interrupts.kinds import EmulatedLife, FileLife  # noqa: E402
 from tools.interrupts.life import Life, Outcome  # noqa: E402
 
-TELL_EVERY_S = 2
+TELL_EVERY_S, KEEP_EVERY_S = 2, 30
 EMULATED, FILE = "emulated", "file"
 
 
@@ -72,14 +72,14 @@ def _run(given: argparse.Namespace, kept: dict[Place, Outcome], make: Callable[[
     which = "all" if len(places) == known else f"{len(places)} of them, seed {given.seed}"
     sys.stderr.write(f"a life has {known} places: a line in a part of it; interrupted: {which}\n")
     todo = [place for place in places if place not in kept]
-    found = kept | server.run(todo, given.jobs, Progress(len(todo)))
+    keep = partial(_keep, given, kept) if given.json else None
+    found = kept | server.run(todo, given.jobs, Progress(len(todo), keep))
     outcomes = {place: found[place] for place in places if place in found}
     text, wrong = table(outcomes)
     ended = f"{len(outcomes)} lives, of {known} places, in {time.monotonic() - began:.0f} s"
     sys.stdout.write(f"{text}\n{ended}\n")
     if given.json:
-        rows = [{"place": place, **asdict(outcome)} for place, outcome in outcomes.items()]
-        given.json.write_text(json.dumps({**_asked(given), "rows": rows}, indent=1))
+        _keep(given, {}, outcomes)
     if given.markdown:
         lines = [_made_by(given, list(outcomes.values()), known), "", text]
         given.markdown.write_text(_page(given, lines))
@@ -118,21 +118,35 @@ def _kept(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[Pl
     return {place: Outcome(**row) for place, row in rows}
 
 
-class Progress:
-    """Says how many lives have ended, and how many wrongly, every few seconds."""
+def _keep(given: argparse.Namespace, kept: dict[Place, Outcome], found: dict[Place, Outcome]) -> None:
+    """Write both to the file of --json, which is whole at each moment."""
+    rows = [{"place": place, **asdict(outcome)} for place, outcome in (kept | found).items()]
+    beside = given.json.with_name(f"{given.json.name}.new")
+    beside.write_text(json.dumps({**_asked(given), "rows": rows}, indent=1))
+    beside.replace(given.json)
 
-    def __init__(self, n_lives: int) -> None:
-        self._n_lives, self._began = n_lives, time.monotonic()
-        self._told = self._began
+
+class Progress:
+    """Says at once which life went wrong, and every few seconds how many have ended; `keep` has them twice a minute."""
+
+    def __init__(self, n_lives: int, keep: Callable[[dict[Place, Outcome]], None] | None = None) -> None:
+        self._n_lives, self._began, self._keep = n_lives, time.monotonic(), keep
+        self._told = self._kept = self._began
+        self._wrong: set[Place] = set()
 
     def __call__(self, outcomes: dict[Place, Outcome]) -> None:
         now = time.monotonic()
+        for place in [place for place, outcome in outcomes.items() if outcome.wrong and place not in self._wrong]:
+            self._wrong.add(place)
+            sys.stderr.write(f"wrong: {' '.join(map(str, place))}: {'; '.join(outcomes[place].wrong)}\n")
+        if self._keep and now - self._kept >= KEEP_EVERY_S:
+            self._kept = now
+            self._keep(outcomes)
         if now - self._told < TELL_EVERY_S:
             return
         self._told = now
-        wrong = sum(bool(outcome.wrong) for outcome in outcomes.values())
         left_s = (now - self._began) / len(outcomes) * (self._n_lives - len(outcomes))
-        done = f"{len(outcomes)} of {self._n_lives} lives, {wrong} wrong, some {left_s:.0f} s left"
+        done = f"{len(outcomes)} of {self._n_lives} lives, {len(self._wrong)} wrong, some {left_s:.0f} s left"
         sys.stderr.write(f"{done}\n")
         sys.stderr.flush()
 
