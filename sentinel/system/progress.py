@@ -114,7 +114,7 @@ def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
     """
     done, began = threading.Event(), time.monotonic()
     work = _Work()  # lives as long as this frame does
-    ended = weakref.finalize(work, done.set)
+    weakref.finalize(work, done.set)
 
     def tell() -> None:
         wait = QUIET_SECONDS
@@ -129,7 +129,7 @@ def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
     try:
         yield
     finally:
-        ended()
+        done.set()  # itself: once Python has run its exit functions, calling a finalizer does nothing
         if teller.ident is not None:
             teller.join()
 

@@ -109,6 +109,28 @@ def test_an_interrupt_at_any_line_leaves_no_thread_that_goes_on_telling() -> Non
     assert set(threading.enumerate()) <= before
 
 
+AT_THE_END = """
+import atexit, weakref
+from sentinel.system import progress
+def end():
+    with progress.telling("ending"):
+        pass
+    print("ended")
+class Held: pass
+atexit.register(end)
+held = Held()
+weakref.finalize(held, print, "finalized")  # whatever comes after that at exit meets finalizers that do nothing
+"""
+
+
+def test_work_ends_also_once_python_has_run_its_finalizers() -> None:
+    """As a session does that a script left open: the telling was never told, and the process never ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=LONGEST_S, check=True
+    )
+    assert done.stdout.split() == ["finalized", "ended"]
+
+
 def said(handler: logging.Handler, level: int = logging.INFO) -> None:
     """Two sentences, heard by `handler`."""
     logger = logging.getLogger(progress.LOGGER)
