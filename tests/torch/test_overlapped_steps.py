@@ -266,6 +266,20 @@ def test_what_touches_them_before_is_refused_by_name(
     assert not operators.recording()
 
 
+def test_parameters_too_small_for_it_are_named_as_the_reason(folder: Path) -> None:
+    """As those of a LoRA are. What was said was that no backward pass had been seen."""
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    sentinel.start_profile(fast="64MiB", slow=f"file:{folder}", overlap_optimizer=True)
+    for _ in range(4):
+        model(torch.randn(2, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    told = sentinel.report().text()
+    assert " ".join(told.split()).count("none of its parameters that train on the CPU takes 1.00 MiB or more") == 1
+    sentinel.stop()
+
+
 def test_an_optimizer_that_needs_all_at_once_is_refused_before_anything_changes(folder: Path) -> None:
     model, _ = network()
     with pytest.raises(UsageError, match=r"LBFGS: .* more than that parameter's own gradient"):
