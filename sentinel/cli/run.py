@@ -391,7 +391,7 @@ def finish(
         return
     kept.write_nouns(report.run)
     if not arguments.quiet:
-        tell_end(report)
+        tell_end(report, curve=limit.asked)
     if kept.write_report(report, failed=failed) and not arguments.quiet:
         say(f"report  {kept.written}")
     last = session.current()

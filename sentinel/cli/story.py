@@ -47,7 +47,7 @@ class Story(Observer):
         del machine, ranges
         if not self._applied:
             self._applied = True
-            say(planned(plan))
+            say(planned(plan, dry=self._dry))
             if not self._dry:
                 say(f"the plan is applied from now on, after {self._so_far()}")
 
@@ -59,7 +59,7 @@ class Story(Observer):
         last = session.current()
         if self._planned and not self._applied and last is not None and last.plan is not None:
             self._applied = True
-            say(planned(last.plan))
+            say(planned(last.plan, dry=self._dry))
             if not self._dry and last.state is not Over.DECLARED:
                 say("nothing is applied: the session ended before the plan could be")
             elif not self._dry:
@@ -69,8 +69,9 @@ class Story(Observer):
         return counted(self.steps, "optimizer step")
 
 
-def planned(plan: Plan) -> str:
-    """The budget, what is served from it and the predicted speed, as far as they are known."""
+def planned(plan: Plan, *, dry: bool = False) -> str:
+    """The budget, what is served from it and the predicted speed, as far as they are known. `dry`: how much is enough
+    is told next."""
     from sentinel import session
     from sentinel.reports.grades import SMALL_SHARE
     from sentinel.reports.headline import headline_of
@@ -80,7 +81,7 @@ def planned(plan: Plan) -> str:
     budget, footprint = plan.capacity_bytes[0], plan.footprint_bytes
     if budget >= footprint:
         said = f"planned: all {format_bytes(footprint)} fit in fast memory, so nothing moves"
-        return f"{said}; give less, such as `--fast 20%`"
+        return said if dry else f"{said}; give less, such as `--fast 20%`"
     told = [f"planned: {format_bytes(budget)} of fast memory, {budget / footprint:.0%} of the footprint"]
     last = session.current()
     flow = last.flow if last is not None and last.plan is plan else Dataflow()
@@ -97,15 +98,17 @@ def planned(plan: Plan) -> str:
     return "; ".join(told)
 
 
-def tell_end(report: Report) -> None:
-    """What was done, the answer in short, and the first caveats; that the host was busy beside them."""
+def tell_end(report: Report, *, curve: bool = False) -> None:
+    """What was done, the answer in short, and the first caveats; that the host was busy beside them. `curve`: how
+    much is enough is told next, so no other run is named for it."""
     from sentinel.reports.caveats import busy
+    from sentinel.reports.summary import ENOUGH
 
     heading = report.heading
     if heading.badge != "executed":
         say(heading.done)
     for what, sentence in heading.summary:
-        say(f"{what:<8}{sentence}")
+        say(f"{what:<8}{sentence.removesuffix(f'; {ENOUGH}') if curve else sentence}")
     for caveat in worst(report)[: CAVEATS + len(busy(report.headline))]:
         say(f"{'but':<8}{caveat}", wrong=True)
 

@@ -11,6 +11,7 @@ from sentinel.reports.outside_plan import compared
 from sentinel.reports.setup import StorageFigures
 
 TITLE = "In short"
+ENOUGH = "`sentinel run --dry-run` says how much fast memory is enough"
 
 
 def summary(h: dict[str, Any], storage: StorageFigures | None = None) -> list[tuple[str, str]]:
@@ -99,8 +100,9 @@ def _disk(told: StorageFigures | None) -> str:
 
 def _next(h: dict[str, Any]) -> str:
     kind, slow = h["kind"], h["slow"] or ""
-    verb = "compare" if kind == "simulated" else "run --dry-run"  # the one needs a saved profile, which that had
-    enough = f"`sentinel {verb}` says how much fast memory is enough"
+    enough = ENOUGH
+    if kind == "simulated":  # of a saved profile, which `compare` needs
+        enough = enough.replace("run --dry-run", "compare")
     if kind == "declared":
         here = slow if _names_presets(slow) else "PRESET"
         return f"`--slow emulated:{here}` runs it here, with injected delays; {enough}"

@@ -284,6 +284,7 @@ def test_a_dry_run_prints_the_curve_and_stops(tmp_path: Path) -> None:
     assert "How much fast memory?" in done.stderr
     assert "You are here: 20%" in done.stderr
     assert "the plan is applied" not in done.stderr
+    assert "`sentinel run --dry-run`" not in done.stderr, "that is what runs"
     assert files.load_profile(tmp_path / "p.safetensors").n_layers > 4
 
 
@@ -292,6 +293,7 @@ def test_so_many_steps_are_trained_and_no_more(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == stock("resumed").splitlines()[:5]  # the sixth had not printed its loss yet
     assert "How much fast memory?" in done.stderr
+    assert "`sentinel run --dry-run`" not in done.stderr, "the answer is there"
 
 
 ENDLESS = """
