@@ -34,14 +34,18 @@ _DONE = {
     "passive": "Passive: executed under a budget without a plan; what exceeds it is in {slow}.",
     "declared": "Declared: this host has no slower memory. Times were computed for {slow}; nothing was applied.",
 }
+_NO_WHOLE_STEP = (
+    "Simulated: all times of applied steps were computed for {slow}, since no step ran by an applied plan from its"
+    " first layer to its last."
+)
 
 
-def done_sentence(headline: dict[str, Any]) -> str:
-    """One sentence that says exactly what was done."""
+def done_sentence(headline: dict[str, Any], *, begun: bool) -> str:
+    """One sentence that says exactly what was done. `begun`: a plan was applied."""
     kind, slow = headline["kind"], headline["slow"] or "an unnamed slow tier"
     if kind is None:
         return "Profiled and planned only: nothing was applied or simulated."
-    return _DONE[kind].format(slow=slow)
+    return (_NO_WHOLE_STEP if begun and kind == "simulated" else _DONE[kind]).format(slow=slow)
 
 
 def caveats_of(
@@ -51,11 +55,13 @@ def caveats_of(
     machine: Machine | None,
     run: Run | None,
     setup: Setup,
+    *,
+    begun: bool,
 ) -> Grades:
     """Sentences by grade, most important first: that the host was busy; then what was done where that was not plain
-    execution."""
+    execution. `begun`: a plan was applied."""
     found = Grades(busy(headline), [], [])
-    found.serious.extend([] if headline["kind"] == "executed" else [done_sentence(headline)])
+    found.serious.extend([] if headline["kind"] == "executed" else [done_sentence(headline, begun=begun)])
     found.add(setup.notes)
     found.notes.extend(_of_waits(headline))
     if plan is not None:

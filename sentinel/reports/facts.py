@@ -90,7 +90,8 @@ class Facts:
     @cached_property
     def grades(self) -> Grades:
         """What to know before reading the numbers, by how much it matters."""
-        found = caveats_of(self.headline, self.profile, self.plan, self.machine, self.run, self.setup)
+        begun = self.executed is not None
+        found = caveats_of(self.headline, self.profile, self.plan, self.machine, self.run, self.setup, begun=begun)
         strangers = [(what, source) for what, source, same in self.provenance if same is False]
         found.serious.extend(
             f"The {what} was made from another {source} than is shown here." for what, source in strangers

@@ -55,7 +55,7 @@ class Report(Facts, forms.Written):
         return Heading(
             "migration report",
             self.headline["kind"] or "profiled only",
-            done_sentence(self.headline),
+            done_sentence(self.headline, begun=self.executed is not None),
             self.setup.script or "",
             summary(self.headline, self.setup.storage),
             self.grades,

@@ -98,7 +98,12 @@ def test_details_that_are_not_what_they_should_be_are_unknown(odd: Any) -> None:
         ({"executed": executed(), "simulated": SIMULATED}, Setup(), "emulated", "Emulated"),
         ({"simulated": SIMULATED}, Setup(), "simulated", "Simulated"),
         ({"simulated": SIMULATED}, Setup(kind="declared"), "declared", "Declared"),
-        ({"executed": executed(steps=SIMULATED.steps[:0]), "simulated": SIMULATED}, Setup(), "simulated", "Simulated"),
+        (
+            {"executed": executed(steps=SIMULATED.steps[:0]), "simulated": SIMULATED},
+            Setup(),
+            "simulated",
+            "no step ran by",
+        ),
         ({}, Setup(), None, "nothing was applied"),
     ],
 )

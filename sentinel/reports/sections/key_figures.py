@@ -18,10 +18,11 @@ from sentinel.reports.summary import spread_in_words
 TITLE = "Headline"
 _WITH_A_FILE = {"footprint, all fast": "tensors of 1 MiB and more", "fast budget": "memory for them"}
 _BUSY = "not compared: the host was busy"
+_NO_WHOLE_STEP = "computed, since no whole step ran by an applied plan"
 
 
-def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(what, value, remark) of the headline table; the first row says what was done."""
+def headline_rows(h: dict[str, Any], *, begun: bool = False) -> list[tuple[str, str, str]]:
+    """(what, value, remark) of the headline table; the first row says what was done. `begun`: a plan was applied."""
     capacity, peak = h["fast_capacity_bytes"], h["peak_bytes"]
     share = ""
     if capacity is not None and peak:
@@ -38,9 +39,9 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     gap = f"{h['optimality_gap']:+.1%}" if h["optimality_gap"] is not None else None
     served = f"{h['fast_served_fraction']:.1%}" if h["fast_served_fraction"] is not None else None
     cases = " · ".join(f"{n} × case {case}" for case, n in h["cases"].items()) if h["cases"] else None
-    spread = spread_in_words(h)
+    spread, no_step = spread_in_words(h), begun and h["kind"] == "simulated"
     rows: list[tuple[str, str | None, str]] = [
-        ("what was done", h["kind"] or "profiled and planned only", in_words(h["kind"])),
+        ("what was done", h["kind"] or "profiled and planned only", _NO_WHOLE_STEP if no_step else in_words(h["kind"])),
         ("slow tier", h["slow"], ""),
         ("policy", h["policy"], f"MIL {h['mil']}" if h["mil"] is not None else ""),
         ("tracker", h["tracker"], _counted_by(h["quality"])),
@@ -149,11 +150,14 @@ def _counted_by(quality: dict[str, Any] | None) -> str:
 
 
 def _text(report: Document[Facts]) -> TextTable:
-    return TextTable(TITLE, headline_rows(report.facts.headline))
+    return TextTable(TITLE, headline_rows(report.facts.headline, begun=report.facts.executed is not None))
 
 
 def _html(report: Document[Facts]) -> str:
-    rows, storage = headline_rows(report.facts.headline), report.facts.setup.storage
+    rows, storage = (
+        headline_rows(report.facts.headline, begun=report.facts.executed is not None),
+        report.facts.setup.storage,
+    )
     cards = _cards(report.facts.headline) if storage is None else _cards_on_a_file(storage)
     return (
         f'<div class="cards">{"".join(cards)}</div>'
