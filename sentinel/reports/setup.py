@@ -56,11 +56,12 @@ class StorageFigures(NamedTuple):
     `pool_bytes`: memory promised to tensors, `least_pool_bytes`, `most_pool_bytes`: the least and the most that it ever
     was; `cap_bytes`: on the whole process, 0 without one; `taken_bytes`: by what is not in the pool, at the start;
     `most_taken_bytes`: the most; `spare_bytes`: of the cap, left free; `over_bytes`: by which the cap was missed;
-    `looks` at what was taken. `resident_bytes`: what the kernel says that it takes; `huge_bytes`: of it
-    in huge pages. `file_bytes`: of the slow tier; `direct`: past the page cache. `tensor_peak_bytes`: most that tensors
-    in frames had at one time; `elsewhere_peak_bytes`: most that other tensors had, mostly small ones. `read_bytes`,
-    `written_bytes`, of them `fork_bytes` for forks; `dropped_granules`: left unwritten, since the file held them;
-    `unread_bytes`: came without being read, since an operator made them zero. `beside_peak_bytes`: the most that was
+    `looks` at what was taken. `resident_bytes`: what the kernel says that it takes; of it `cached_bytes`: pages of the
+    file that the kernel has read, and `huge_bytes`: in huge pages. `file_bytes`: of the slow tier; `direct`: past the
+    page cache. `tensor_peak_bytes`: most that tensors in frames had at one time; `elsewhere_peak_bytes`: most that
+    other tensors had, mostly small ones. `read_bytes`, `written_bytes`, of them `fork_bytes` for forks;
+    `dropped_granules`: left unwritten, since the file held them; `unread_bytes`: came without being read, since an
+    operator made them zero. `beside_peak_bytes`: the most that was
     found in pages beside the promised memory, where stores that nobody announced had made them.
     `carried_pages`: written to unforeseen while on their way; `waited_stores`: of other threads. `operators`: with
     operands in frames; `waited_ns`: what they waited for these. `too_large`: operators whose operands do not fit
@@ -86,6 +87,7 @@ class StorageFigures(NamedTuple):
 
     pool_bytes: int
     resident_bytes: int
+    cached_bytes: int
     huge_bytes: int
     file_bytes: int
     direct: bool

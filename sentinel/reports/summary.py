@@ -81,7 +81,10 @@ def _memory_of_frames(told: StorageFigures) -> str:
         return f"{format_bytes(wanted)} of tensors, all in memory"
     if there >= wanted:  # until a cap was lowered, or other memory grew
         return f"{format_bytes(least)} to {format_bytes(there)} of memory for {format_bytes(wanted)} of tensors"
-    return f"{format_bytes(there)} of memory for {format_bytes(wanted)} of tensors: {1 - there / wanted:.0%} less"
+    beside = told.elsewhere_peak_bytes if told.refused else 0  # what found no room has no part in the budget
+    but = f"; both include {format_bytes(beside)} beside the budget" if beside else ""
+    there, wanted = there + beside, wanted + beside
+    return f"{format_bytes(there)} of memory for {format_bytes(wanted)} of tensors: {1 - there / wanted:.0%} less{but}"
 
 
 def _speed_on_a_file(told: StorageFigures) -> str:

@@ -76,10 +76,11 @@ class PassiveSession:
             self._overlapped.check(optimizers)
         self._left: list[tuple[str, int, str]] = []
         self._unnamed_bytes = 0
+        self._foreign_bytes: int | None = None  # None before a step has ended
         self._process = os.getpid()
         self._setup_ns = 0
         self._told: set[str] = set()
-        self._resident_bytes = 0  # at the end
+        self._resident_bytes = 0, 0  # at the end
         self._recorded: GranuleUses | None = None  # then
         self._times = StepTimes()
         self._began = 0.0
@@ -184,7 +185,8 @@ class PassiveSession:
         beside = (*([] if self._overlapped is None else self._overlapped.notes()), *self._about_devices())
         hourly_bytes = self._written_an_hour() if self._hourly_bytes is None else self._hourly_bytes
         left_bytes = max((nbytes for _, nbytes, _ in self._left), default=0)
-        notes = notes_on(figures, self._tier, self._unnamed_bytes, hourly_bytes, beside, left_bytes=left_bytes)
+        kept = {"left_bytes": left_bytes, "foreign_bytes": self._foreign_bytes or 0}
+        notes = notes_on(figures, self._tier, self._unnamed_bytes, hourly_bytes, beside, **kept)
         return build_report(
             setup=Setup(
                 kind="passive",
@@ -238,10 +240,12 @@ class PassiveSession:
         if self._framed is None:
             return
         self._framed.step()
+        if self._foreign_bytes is None:
+            self._foreign_bytes = max(self._bytes_elsewhere(foreign=True) - self._unnamed_bytes, 0)
         assert self._memory is not None
         self._memory.give_back()  # what named tensors have left, which other threads may have read until now
         # without resident bytes and the bound, which take time to find
-        told = figures_of(self._framed, self._tier, self._memory.counters(), 0, None, self._times)
+        told = figures_of(self._framed, self._tier, self._memory.counters(), (0, 0), None, self._times)
         for kind, sentence in alarms(told, self._tier).items():
             if kind not in self._told:
                 self._told.add(kind)
@@ -261,14 +265,15 @@ class PassiveSession:
         nbytes, address = storage.nbytes(), storage.data_ptr()
         return nbytes >= self._tier.least_bytes and not self._framed.contains(address)
 
-    def _bytes_elsewhere(self) -> int:
-        """Of parameters that nobody named, and that were there before."""
+    def _bytes_elsewhere(self, *, foreign: bool = False) -> int:
+        """Of parameters that nobody named, and that were there before. `foreign`: of all whose memory is not torch's
+        own, and so can never be a frame's."""
         named = {names.storage_address(tensor) for _, tensor, _ in _named(self._models, self._optimizers)}
         found = {}
         for held in all_objects():
             if type(held) is nn.Parameter and (address := names.storage_address(held)) and address not in named:
                 storage = held.untyped_storage()
-                if self._is_elsewhere(storage):
+                if self._is_elsewhere(storage) and not (foreign and storage.resizable()):
                     found[address] = storage.nbytes()
         return sum(found.values())
 

@@ -29,6 +29,10 @@ from sentinel.tiers.pool_cap import pool_now
 
 NAMED = 'name the model, start_profile(model, optimizer, fast=..., slow="file:..."), or begin before it is built'
 
+_FOREIGN = (
+    "are in memory that is not torch's own, as where `from_pretrained` maps a checkpoint, and stay there, beside the"
+    " budget; `parameter.data = parameter.data.clone()` brings one into it"
+)
 _NO_STEP = (
     "No step was recorded, so what an operator needs is read before it runs, and nothing ahead: that begins after three"
     f" training steps with torch.optim optimizers, of {LIMIT}."
@@ -105,12 +109,13 @@ def figures_of(
     framed: FramedTensors,
     tier: FileTier,
     ordinary: MemoryCounters,
-    resident_bytes: int,
+    resident_bytes: tuple[int, int],
     recorded: GranuleUses | None,
     times: StepTimes,
 ) -> StorageFigures:
-    """`ordinary`: of memory beside frames. `recorded`: the step that later ones were followed by, of which a bound is
-    looked for, which takes seconds where it is long. `times`: of steps; without any there is no bound."""
+    """`ordinary`: of memory beside frames. `resident_bytes`: in all, and cached pages of the file.
+    `recorded`: the step that later ones were followed by, of which a bound is looked for, which takes seconds where it
+    is long. `times`: of steps; without any there is no bound."""
     told, facts, pool, cap = framed.counters(), framed.facts, pool_now(), tier.cap
     ahead = ahead_counters()
     bound = bound_of(recorded if times.least_ns else None, pool.most_frames * FRAME_BYTES, ahead, times.least_ns)
@@ -124,7 +129,8 @@ def figures_of(
         spare_bytes=0 if cap is None else cap.spare_bytes,
         over_bytes=pool.over_bytes,
         looks=pool.looks,
-        resident_bytes=resident_bytes,
+        resident_bytes=resident_bytes[0],
+        cached_bytes=resident_bytes[1],
         huge_bytes=pool.huge_frames * FRAME_BYTES,
         file_bytes=tier.file_bytes,
         direct=bool(facts.direct),
@@ -182,10 +188,11 @@ def notes_on(
     beside: tuple[str, ...],
     *,
     left_bytes: int = 0,
+    foreign_bytes: int = 0,
 ) -> list[str]:
     """Sentences for the report. `unnamed_bytes`: of parameters that were there before; `hourly_bytes`: written to
     the disk in an hour; `beside`: what else is to be said; `left_bytes`: of the largest tensor that was left where it
-    was."""
+    was; `foreign_bytes`: of parameters in memory that is not torch's own."""
     budget, there = format_bytes(told.pool_bytes), format_bytes(unnamed_bytes)
     allocations, refused = counted(told.refused, "allocation"), format_bytes(told.refused_bytes)
     more = "raise fast" if tier.cap is None else "raise cap (and fast, if given)"
@@ -194,10 +201,11 @@ def notes_on(
     elif told.failed_writes:
         more = "nobody could leave for them, since the file could not be written"
     # refused ones are large, unnamed ones and what was left may be
-    large = told.tensor_peak_bytes or told.refused or unnamed_bytes or left_bytes >= tier.least_bytes
+    large = told.tensor_peak_bytes or told.refused or unnamed_bytes or foreign_bytes or left_bytes >= tier.least_bytes
     return holding(
         (not (told.recorded or told.record_too_long), _NO_STEP if large else _ALL_SMALL),
         (told.record_too_long and not told.recorded, _TOO_LONG),
+        (foreign_bytes > 0, f"{format_bytes(foreign_bytes)} of parameters {_FOREIGN}"),
         (told.missed > told.matched, _OTHERS),
         *((True, note) for note in beside),
         (told.recorded and not (told.read_alone_bytes_per_s or told.write_alone_bytes_per_s), _NO_RATES),

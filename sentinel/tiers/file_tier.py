@@ -214,18 +214,23 @@ class FramedTensors:
         """A training step begins: one is recorded, and what later ones are about to need is read ahead."""
         self._step()
 
-    def resident_bytes(self) -> int:
-        """What the kernel says that frames, and all that their addresses show, hold of memory now."""
+    def resident_bytes(self) -> tuple[int, int]:
+        """What the kernel says that frames, and all that their addresses show, hold of memory now; of it, pages of the
+        file in the page cache, as `torch.save` leaves them."""
         begin, end = self.facts.base, self.facts.base + self.facts.granules * FRAME_BYTES
-        total, ours = 0, False
+        total, cached, ours, of_file = 0, 0, False, False
         with open("/proc/self/smaps", errors="surrogateescape") as lines:  # names of files are of any bytes
             for line in lines:
                 first, _, rest = line.partition(" ")
                 if not first.endswith(":"):
+                    of_file = "/" in rest and _POOL not in rest
                     ours = begin <= int(first.partition("-")[0], 16) < end or _POOL in rest
                 elif ours and first == "Pss:":
                     total += int(rest.split()[0]) * 1024
-        return total
+                    cached += int(rest.split()[0]) * 1024 * of_file
+                elif ours and first == "Anonymous:":  # what stores have made
+                    cached -= int(rest.split()[0]) * 1024 * of_file
+        return total, cached
 
     def counters(self) -> FramedCounters:
         """What has happened until now."""

@@ -167,7 +167,7 @@ class Job:
 
     def check_budget_by_the_kernel(self) -> None:
         beside = FRAME_BYTES + self.touched * FAULT_BYTES  # what stores have made, and what the kernel has read
-        assert self.framed.resident_bytes() <= pool_now().frames * FRAME_BYTES + beside
+        assert self.framed.resident_bytes()[0] <= pool_now().frames * FRAME_BYTES + beside
 
     def meet(self, event: Event) -> None:
         tensor = self.tensors.get(event.tensor)

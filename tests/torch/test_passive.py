@@ -144,6 +144,36 @@ def frames_of(session: PassiveSession) -> Any:
     return session._framed.counters()
 
 
+def test_pages_of_the_file_that_no_operator_has_read_are_told_apart(folder: Path) -> None:
+    """As `torch.save` leaves them. Together with frames they look as if the budget had been exceeded."""
+    begin(folder)
+    held = [torch.ones(1 << 20) for _ in range(8)]  # 32 MiB in 16
+    assert sum(float(each.numpy().sum()) for each in held) == 8 << 20
+    report = sentinel.report()
+    told = report.setup.storage
+    assert told.cached_bytes >= 12 << 20
+    assert told.resident_bytes - told.cached_bytes <= told.pool_bytes * 1.01
+    assert "of the file in its page cache" in report.text()
+
+
+def test_parameters_of_a_mapped_checkpoint_are_told(folder: Path, tmp_path: Path) -> None:
+    """As `from_pretrained` leaves them: trained in ordinary memory, of which a report said nothing."""
+    path = tmp_path / "checkpoint"
+    path.write_bytes(bytes(8 << 20))
+    begin(folder)
+    model = torch.nn.ModuleList([torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+    for number, layer in enumerate(model[:2]):
+        mapped = torch.UntypedStorage.from_file(str(path), False, 8 << 20)
+        layer.weight = torch.nn.Parameter(torch.tensor([]).set_(mapped, number << 20, (1024, 1024)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        sum(layer(torch.ones(4, 1024)).sum() for layer in model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    told = " ".join(sentinel.report().text().split())
+    assert "16.00 MiB of parameters are in memory that is not torch's own" in told
+
+
 @pytest.mark.parametrize("ahead", [True, False])
 def test_nothing_is_read_ahead_where_that_is_not_wanted(folder: Path, ahead: bool) -> None:
     session = begin(folder)

@@ -30,6 +30,7 @@ def _text(report: Document[Facts]) -> TextTable:
     least, most = format_bytes(told.least_pool_bytes), format_bytes(told.most_pool_bytes)
     beside, spare = format_bytes(told.most_taken_bytes), format_bytes(told.spare_bytes)
     cap = [("cap", format_bytes(told.cap_bytes), f"{least} to {most} for tensors, up to {beside} beside, {spare} free")]
+    cached = f", and {format_bytes(told.cached_bytes)} of the file in its page cache" if told.cached_bytes else ""
     before, after = format_ns(told.wait_before_ns), format_ns(told.wait_after_ns)
     ahead = [
         ("read ahead", format_bytes(told.hit_bytes), f"there in time; {format_bytes(told.late_bytes)} came late"),
@@ -49,7 +50,7 @@ def _text(report: Document[Facts]) -> TextTable:
             (
                 "memory promised",
                 format_bytes(told.pool_bytes),
-                f"the kernel counts {format_bytes(told.resident_bytes)}",
+                f"the kernel counts {format_bytes(told.resident_bytes - told.cached_bytes)}{cached}",
             ),
             ("tensors in it, peak", format_bytes(told.tensor_peak_bytes), "resident and away, of 1 MiB and more"),
             ("other tensors, peak", format_bytes(told.elsewhere_peak_bytes), "ordinary memory, beside the budget"),
