@@ -31,7 +31,7 @@ from sentinel.migration.frozen_objects import all_objects
 from sentinel.profiler import module_hooks
 from sentinel.profiler.backward import graph_task
 from sentinel.profiler.names import parameters_of
-from sentinel.profiler.step_period import LIMIT, MOST, OptimizerStep, looked_at, period_of
+from sentinel.profiler.step_period import LIMIT, MOST, PATIENCE, OptimizerStep, looked_at, period_of
 from sentinel.profiler.unobserved import without_function_modes
 from sentinel.runtime import RUNTIME
 from sentinel.session.session import Session
@@ -258,8 +258,9 @@ class Follower:
 NO_LOOP = (
     "no training loop was found: Sentinel looks for forward passes with gradients, each followed by a step of a"
     " torch.optim optimizer, three times in one thread (model.compile() hides forward passes, as does torch.compile of"
-    f" a function that calls the model; a training step has {LIMIT}; where the script annotates its model, eight steps"
-    " are left to it)"
+    f" a function that calls the model; a training step has {LIMIT}; where an optimizer has parameters that get no"
+    f" gradient, such as an unused pooler, {PATIENCE} steps are looked at; where the script annotates its model, eight"
+    " steps are left to it)"
 )
 """What was looked for, and how it may hide."""
 
