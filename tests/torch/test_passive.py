@@ -154,6 +154,7 @@ def test_pages_of_the_file_that_no_operator_has_read_are_told_apart(folder: Path
     assert told.cached_bytes >= 12 << 20
     assert told.resident_bytes - told.cached_bytes <= told.pool_bytes * 1.01
     assert "of the file in its page cache" in report.text()
+    assert "file 256.00 MiB reserved on its disk" in " ".join(report.text().split())
 
 
 def test_parameters_of_a_mapped_checkpoint_are_told(folder: Path, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def _text(report: Document[Facts]) -> TextTable:
                 format_bytes(told.pool_bytes),
                 f"the kernel counts {format_bytes(told.resident_bytes - told.cached_bytes)}{cached}",
             ),
+            ("file", format_bytes(told.file_bytes), "reserved on its disk; `file:DIR=SIZE` gives another size"),
             ("tensors in it, peak", format_bytes(told.tensor_peak_bytes), "resident and away, of 1 MiB and more"),
             ("other tensors, peak", format_bytes(told.elsewhere_peak_bytes), "ordinary memory, beside the budget"),
             ("read", format_bytes(told.read_bytes), "from the file"),
