@@ -123,7 +123,7 @@ def notes() -> list[str]:
             nbytes = sum(t.numel() * t.element_size() for t in (*params, *params, *state))
             found.append(
                 f"the step of {type(optimizer).__name__} is one layer, since only SGD, Adam, AdamW, RMSprop and Adagrad"
-                f" can step slice by slice: parameters, gradients and state ({format_bytes(nbytes)}) are needed at once"
+                f" can step slice by slice: it uses all parameters, gradients and state ({format_bytes(nbytes)})"
             )
     return found
 
