@@ -292,6 +292,6 @@ def far_off(headline: dict[str, Any]) -> bool:
 
 def _of_prediction(headline: dict[str, Any]) -> list[str]:
     applied, predicted = headline["step_ns_applied"], headline["step_ns_predicted"]
-    if far_off(headline):
+    if far_off(headline) and not busy(headline):
         return [f"Predicted and executed step differ: {format_ns(predicted)} and {format_ns(applied)}."]
     return []

@@ -81,6 +81,10 @@ def test_a_host_whose_speed_changed_gives_no_ratio() -> None:
     assert "cannot be compared with a stock step" in told["speed"]
     assert "times a stock step" not in told["speed"]
     assert "times a stock step" in said(executed=executed(), simulated=SIMULATED)["speed"]
+    runs = {"executed": executed(steps=steps, layers=executed().layers[:0]), "simulated": SIMULATED}
+    for setup, compared in ((Setup(), 1), (loads(0.34, 0.12), 0)):
+        caveats = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, setup=setup, **runs).caveats
+        assert sum("Predicted and executed step differ" in each for each in caveats) == compared, "if others kept off"
 
 
 def loads(profiled: float | None, applied: float | None, waited: float | None = 0.0) -> Setup:
