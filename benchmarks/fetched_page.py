@@ -51,12 +51,24 @@ def _lines(told: Told) -> Iterator[str]:
     rows, between, least = told["results"]["rows"], told["results"]["between"], told["settings"]["least"]
     fit = [row for row in rows if "needed_bytes" not in row]
     yield _HEAD.format(where=where(told))
-    heads = ("model", "machine", "fast", "window", "just in time", "ours", "bound", "ours over bound", "window bound")
+    heads = (
+        "model",
+        "machine",
+        "fast",
+        "window",
+        "just in time",
+        "ours",
+        "bound",
+        "ours, of the bound",
+        "window bound",
+    )
     yield from table(heads, (tuple(_cells(row)) for row in rows))
     yield ""
     worst = min(row["bound_ns"] / row["sentinel_ns"] for row in fit)
     loose = [row["window_bound_ns"] / row["sentinel_ns"] for row in fit]
-    behind = sum(row["sentinel_ns"] > min(row["window_ns"], row["just_in_time_ns"]) for row in fit)
+    behind = sum(
+        row["sentinel_ns"] > min(row["window_ns"] or row["just_in_time_ns"], row["just_in_time_ns"]) for row in fit
+    )
     reached = sum(share >= least for share in loose)
     goals = (
         goal(f"at least {least} of the bound's speed in each of {len(fit)} rows (least {worst:.3f})", worst >= least),

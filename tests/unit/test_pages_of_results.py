@@ -21,6 +21,7 @@ from benchmarks import (
     data_orders_page,
     data_page,
     estimate_page,
+    fetched_page,
     first_steps,
     importance_page,
     policies_page,
@@ -111,6 +112,25 @@ def test_the_page_of_policies_is_made_from_its_results() -> None:
 
 def test_the_page_beside_tiertrain_is_made_from_its_results() -> None:
     assert (DOCS / "tiertrain.md").read_text() == tiertrain_page.page(told("tiertrain.json"))
+
+
+def test_the_page_of_what_cannot_be_used_in_place_is_made_from_its_results() -> None:
+    results = told("fetched.json")
+    assert (DOCS / "fetched.md").read_text() == fetched_page.page(results)
+    fits = {"model": "m", "machine": "gpu", "share": 0.2, "all_fast_ns": 100, "window_bound_ns": 150, "bound_ns": 190}
+    fits |= {"window_ns": None, "just_in_time_ns": 400, "sentinel_ns": 200}
+    lacks = {"model": "m", "machine": "disk", "share": 0.2, "footprint_bytes": 4 << 30, "needed_bytes": 1 << 30}
+    lacks |= {"all_fast_ns": 100, "window_bound_ns": 110}
+    between = [{"model": "m", "dram": 0.2, "cxl": 0.4, "all_fast_ns": 9, "three_ns": 10, "without_ns": None}]
+    between[0]["window_bound_ns"] = 9
+    made = fetched_page.page(results | {"results": {"rows": [fits, lacks], "between": between}})
+    assert "| m | GPU | 20% | - | 0.250 | 0.500 | 0.526 | 0.950 | 0.667 |" in made
+    assert (
+        "| m | disk | 20% | - | - | a layer, and what moves beside it, needs 1.00 GiB (25%) | - | - | 0.909 |" in made
+    )
+    assert "in each of 1 rows (least 0.950): met; never behind a window, nor just in time (0 times): met;" in made
+    assert "of the window bound's speed in each (in 0, least 0.75): **missed**." in made
+    assert "| m | 20% | 40% | - | 0.900 | 1.000 |" in made
 
 
 def test_the_page_of_estimates_is_made_from_its_results() -> None:
