@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,14 +63,10 @@ def _names(folder: str) -> list[str]:
 
 
 def _read(path: str) -> str:
-    """By system calls alone: a host may have thousands of processes."""
+    """Without a buffer: a host may have thousands of processes. By an object, which an interrupt closes wherever it
+    comes."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        with FileIO(path) as file:
+            return file.read(1 << 16).decode(errors="replace")  # a name that the kernel cut may end within a letter
+    except OSError:  # there is none, or it ended meanwhile
         return ""
-    try:
-        return os.read(file, 1 << 16).decode(errors="replace")  # a name that the kernel cut may end within a letter
-    except OSError:  # it ended meanwhile
-        return ""
-    finally:
-        os.close(file)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import FrameType
 
+from sentinel.system import process_tree
 from sentinel.system.process_tree import Process, allowed, processes, ticks, tree
 from tests.unit.made_proc import proc
 
@@ -38,3 +41,27 @@ def test_this_process_is_found() -> None:
     assert found[os.getpid()].parent == os.getppid()
     assert os.getpid() in tree(os.getpid(), found)
     assert os.sched_getaffinity(0) <= allowed([os.getpid()])
+
+
+def test_an_interrupt_at_any_line_leaves_no_descriptor() -> None:
+    read, lines = process_tree._read, set[int]()
+
+    def at_a_new_line(frame: FrameType, event: str, _: object) -> object:
+        if frame.f_code is not read.__code__:
+            return None
+        if event == "line" and frame.f_lineno not in lines:
+            lines.add(frame.f_lineno)
+            raise KeyboardInterrupt
+        return at_a_new_line
+
+    traced, before, interrupted = sys.gettrace(), len(os.listdir("/proc/self/fd")), True
+    while interrupted:
+        sys.settrace(at_a_new_line)
+        try:
+            interrupted = not read("/proc/1/stat")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(traced)
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert len(lines) > 2
