@@ -77,14 +77,14 @@ def _memory_of_frames(told: StorageFigures) -> str:
     if not told.tensor_peak_bytes:
         return ""
     least, there, wanted = told.least_pool_bytes, told.most_pool_bytes, told.tensor_peak_bytes
+    if told.refused:
+        beside = format_bytes(told.elsewhere_peak_bytes)
+        return f"{format_bytes(there)} of memory for {format_bytes(wanted)} of tensors; others took up to {beside} more"
     if told.for_tensors_bytes >= wanted:
         return f"{format_bytes(wanted)} of tensors, all in memory"
     if there >= wanted:  # until a cap was lowered, or other memory grew
         return f"{format_bytes(least)} to {format_bytes(there)} of memory for {format_bytes(wanted)} of tensors"
-    beside = told.elsewhere_peak_bytes if told.refused else 0  # what found no room has no part in the budget
-    but = f"; both include {format_bytes(beside)} beside the budget" if beside else ""
-    there, wanted = there + beside, wanted + beside
-    return f"{format_bytes(there)} of memory for {format_bytes(wanted)} of tensors: {1 - there / wanted:.0%} less{but}"
+    return f"{format_bytes(there)} of memory for {format_bytes(wanted)} of tensors: {1 - there / wanted:.0%} less"
 
 
 def _speed_on_a_file(told: StorageFigures) -> str:

@@ -23,7 +23,7 @@ import torch
 from torch.optim import Optimizer
 
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes
+from sentinel.core.units import counted, format_bytes
 from sentinel.profiler import hooks
 from sentinel.session import written_since
 from sentinel.session.gradient_watch import GradientWatch
@@ -311,11 +311,9 @@ class OverlappedOptimizer:
             return f"overlap_optimizer: {self.name} steps after backward, as without it: {self.refused}."
         if not self.overlaps:
             return f"overlap_optimizer: no whole step of {self.name} was watched yet, so it steps after backward."
-        nbytes = format_bytes(self.spent_bytes)
-        return (
-            f"overlap_optimizer: {self.name} updates {len(self._ready)} parameters within backward, which frees"
-            f" {nbytes} of gradients there."
-        )
+        updated = counted(len(self._ready), "parameter")
+        frees = f"which frees {format_bytes(self.spent_bytes)} of gradients there"
+        return f"overlap_optimizer: {self.name} updates {updated} within backward, {frees}."
 
 
 _TABLES = (

@@ -192,7 +192,8 @@ def notes_on(
 ) -> list[str]:
     """Sentences for the report. `unnamed_bytes`: of parameters that were there before; `hourly_bytes`: written to
     the disk in an hour; `beside`: what else is to be said; `left_bytes`: of the largest tensor that was left where it
-    was; `foreign_bytes`: of parameters in memory that is not torch's own."""
+    was; `foreign_bytes`: of parameters in memory that is not torch's own. What was to be within the budget and is not
+    comes before the rest: of a run, the first few are told."""
     budget, there = format_bytes(told.pool_bytes), format_bytes(unnamed_bytes)
     allocations, refused = counted(told.refused, "allocation"), format_bytes(told.refused_bytes)
     more = "raise fast" if tier.cap is None else "raise cap (and fast, if given)"
@@ -207,10 +208,6 @@ def notes_on(
         (told.record_too_long and not told.recorded, _TOO_LONG),
         (foreign_bytes > 0, f"{format_bytes(foreign_bytes)} of parameters {_FOREIGN}"),
         (told.missed > told.matched, _OTHERS),
-        *((True, note) for note in beside),
-        (told.recorded and not (told.read_alone_bytes_per_s or told.write_alone_bytes_per_s), _NO_RATES),
-        *((True, sentence) for sentence in tier.told),
-        (told.cap_bytes, _about_cap(told, tier)),
         (
             told.over_bytes,
             (
@@ -218,16 +215,20 @@ def notes_on(
                 f" little; allow at least {format_bytes(told.cap_bytes + told.over_bytes)}"
             ),
         ),
-        (told.written_bytes, f"{format_bytes(hourly_bytes)} an hour are written to the disk, which wears."),
-        (
-            unnamed_bytes > 0,
-            f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
-        ),
-        *((True, sentence) for sentence in alarms(told, tier).values()),
         (
             told.refused,
             f"{allocations} ({refused} added up) found no room and took memory beyond the budget; {more}",
         ),
+        (
+            unnamed_bytes > 0,
+            f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
+        ),
+        *((True, note) for note in beside),
+        (told.recorded and not (told.read_alone_bytes_per_s or told.write_alone_bytes_per_s), _NO_RATES),
+        *((True, sentence) for sentence in tier.told),
+        (told.cap_bytes, _about_cap(told, tier)),
+        (told.written_bytes, f"{format_bytes(hourly_bytes)} an hour are written to the disk, which wears."),
+        *((True, sentence) for sentence in alarms(told, tier).values()),
         (told.failed, f"{counted(told.failed, 'operand')} could not be read ahead of use; the kernel read them"),
         (not told.direct, "The disk is read and written through the page cache only, which takes memory too."),
         (told.huge_bytes < told.pool_bytes, f"Only {format_bytes(told.huge_bytes)} of {budget} are huge pages."),

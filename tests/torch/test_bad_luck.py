@@ -285,6 +285,17 @@ def test_a_job_of_small_tensors_is_not_told_to_take_more_steps() -> None:
     assert notes_on(known, tier, 0, 7, (), left_bytes=(1 << 20) - 1)[0].startswith("No tensor had 1.00 MiB or more")
 
 
+def test_memory_beyond_the_budget_is_told_before_what_is_written() -> None:
+    """Of all notes a terminal shows the first few only."""
+    tier = FileTier("/data", 8 << 20, 128 << 20)
+    known = StorageFigures(**{name: "" if name == "too_large_by" else 0 for name in StorageFigures._fields})
+    figures = known._replace(recorded=1, refused=9, refused_bytes=857 << 20, written_bytes=1 << 30, direct=True)
+    first, *rest = notes_on(figures, tier, unnamed_bytes=0, hourly_bytes=7, beside=("overlap_optimizer: all is well.",))
+    assert first == "9 allocations (857.00 MiB added up) found no room and took memory beyond the budget; raise fast"
+    assert "overlap_optimizer: all is well." in rest
+    assert any("are written to the disk" in told for told in rest)
+
+
 def test_a_directory_that_vanishes_is_missed_by_the_next_session_only(scratch: Path) -> None:
     place = scratch / "gone"
     place.mkdir()

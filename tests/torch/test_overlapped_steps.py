@@ -349,7 +349,7 @@ def test_of_two_players_each_is_judged_by_itself() -> None:
         assert run() == stock
         first, second = steps.notes()
     assert "more than one backward pass" in first
-    assert "updates 1 parameters within backward" in second
+    assert "updates 1 parameter within backward" in second
 
 
 def test_of_two_models_trained_side_by_side_either_may_step_first() -> None:
@@ -371,7 +371,7 @@ def test_of_two_models_trained_side_by_side_either_may_step_first() -> None:
     stock = run()
     with overlapped() as steps:
         assert run() == stock
-        assert ["updates 1 parameters within backward" in told for told in steps.notes()] == [True, True]
+        assert ["updates 1 parameter within backward" in told for told in steps.notes()] == [True, True]
     assert not operators.recording()
 
 
@@ -441,7 +441,7 @@ def test_an_optimizer_that_steps_no_more_is_watched_no_longer() -> None:
             second.zero_grad()
         told = steps.notes()
         assert "it did not step again before 32 steps of others" in told[0]
-        assert "SGD updates 1 parameters within backward" in told[1]
+        assert "SGD updates 1 parameter within backward" in told[1]
         assert not operators.recording()
 
 
@@ -958,7 +958,7 @@ def test_a_setting_turns_it_on_where_the_place_is_a_file(folder: Path, monkeypat
         assert type(kept) is SpentGradient
         annotation.remove()
         text = " ".join(sentinel.report().text().split())
-        assert "SGD updates 1 parameters within backward, which frees 2.00 MiB of gradients there." in text
+        assert "SGD updates 1 parameter within backward, which frees 2.00 MiB of gradients there." in text
     finally:
         sentinel.stop()
     assert model[0].weight.grad is None
