@@ -257,10 +257,10 @@ class Follower:
 
 NO_LOOP = (
     "no training loop was found: Sentinel looks for forward passes with gradients, each followed by a step of a"
-    " torch.optim optimizer, three times in one thread (model.compile() hides forward passes, as does torch.compile of"
-    f" a function that calls the model; a training step has {LIMIT}; where an optimizer has parameters that get no"
-    f" gradient, such as an unused pooler, {PATIENCE} steps are looked at; where the script annotates its model, eight"
-    " steps are left to it)"
+    f" torch.optim optimizer, three times in one thread, or {PATIENCE} times where an optimizer has parameters that get"
+    f" no gradient, such as an unused pooler; a training step has {LIMIT}; where the script annotates its model, eight"
+    " steps are left to it. Hidden are forward passes in processes that the script starts, by model.forward() in place"
+    " of model(), by model.compile(), and by torch.compile of a function that calls the model"
 )
 """What was looked for, and how it may hide."""
 

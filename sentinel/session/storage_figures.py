@@ -35,7 +35,7 @@ _FOREIGN = (
 )
 _NO_STEP = (
     "No step was recorded, so what an operator needs is read before it runs, and nothing ahead: that begins after three"
-    f" training steps with torch.optim optimizers, of {LIMIT}."
+    f" training steps with torch.optim optimizers, of {LIMIT}, in this process."
 )
 _ALL_SMALL = (
     f"No tensor had {format_bytes(FileTier.least_bytes)} or more: smaller ones stay in ordinary memory, which fast does"
