@@ -36,6 +36,7 @@ from sentinel.session.applying import nothing_ran
 from sentinel.session.fused_steps import FusedSteps
 from sentinel.session.overlapped_steps import OverlappedSteps
 from sentinel.session.request import Request
+from sentinel.session.step_rounds import StepRounds
 from sentinel.session.storage_figures import StepTimes, alarms, figures_of, notes_on
 from sentinel.system import native
 from sentinel.system.progress import say
@@ -82,7 +83,7 @@ class PassiveSession:
         self._told: set[str] = set()
         self._resident_bytes = 0, 0  # at the end
         self._recorded: GranuleUses | None = None  # then
-        self._times = StepTimes()
+        self._times, self._rounds = StepTimes(), StepRounds()
         self._began = 0.0
         self._hourly_bytes: float | None = None  # at the end
         self.cut_short = False
@@ -181,6 +182,7 @@ class PassiveSession:
             self._framed.resident_bytes() if running else self._resident_bytes,
             recorded if bounded else None,
             self._times,
+            self._rounds,
         )
         beside = (*([] if self._overlapped is None else self._overlapped.notes()), *self._about_devices())
         hourly_bytes = self._written_an_hour() if self._hourly_bytes is None else self._hourly_bytes
@@ -239,13 +241,18 @@ class PassiveSession:
         self._times.ended()
         if self._framed is None:
             return
-        self._framed.step()
+        round_ended = self._rounds.step_ended()
+        if round_ended:
+            self._framed.step()
         if self._foreign_bytes is None:
             self._foreign_bytes = max(self._bytes_elsewhere(foreign=True) - self._unnamed_bytes, 0)
         assert self._memory is not None
         self._memory.give_back()  # what named tensors have left, which other threads may have read until now
         # without resident bytes and the bound, which take time to find
-        told = figures_of(self._framed, self._tier, self._memory.counters(), (0, 0), None, self._times)
+        ordinary, unknown = self._memory.counters(), (0, 0)
+        told = figures_of(self._framed, self._tier, ordinary, unknown, None, self._times, self._rounds)
+        if round_ended:
+            self._rounds.told(told.recorded)
         for kind, sentence in alarms(told, self._tier).items():
             if kind not in self._told:
                 self._told.add(kind)

@@ -20,6 +20,7 @@ from sentinel.migration.memory import MemoryCounters
 from sentinel.planner.window_bound import WindowBound, window_bound
 from sentinel.profiler.step_period import LIMIT
 from sentinel.reports import StorageFigures
+from sentinel.session.step_rounds import StepRounds
 from sentinel.system.disks import disk_of
 from sentinel.system.progress import telling
 from sentinel.tiers.ahead import AheadCounters, ahead_counters
@@ -81,14 +82,15 @@ class StepTimes:
 
 
 def bound_of(
-    recorded: GranuleUses | None, most_pool_bytes: int, told: AheadCounters, least_ns: int
+    recorded: GranuleUses | None, most_pool_bytes: int, told: AheadCounters, least_ns: int, steps: int = 1
 ) -> WindowBound | None:
     """The window bound of the recorded step in the most frames that there were, at the fastest rates that transfers had
     while nothing went the other way. Each direction is bound by itself: a disk may do both at once. None where there is
     no recorded step, or no rate.
 
     `least_ns`: the fastest step. The recorded one is an early one, which may compute more slowly: operators are taken
-    to be as much faster as would make them fit into the fastest step, and the bound is never above that."""
+    to be as much faster as would make them fit into the fastest step, and the bound is never above that. `steps`: were
+    recorded together; the bound is one step's part of theirs."""
     rates = []
     if told.read_alone_ns:
         rates.append(DiskRates(told.read_alone_bytes * 1e9 / told.read_alone_ns, inf))
@@ -96,13 +98,18 @@ def bound_of(
         rates.append(DiskRates(inf, told.write_alone_bytes * 1e9 / told.write_alone_ns))
     if recorded is None or not rates:
         return None
-    share = least_ns / max(int(recorded.compute_ns.sum()), 1)
+    share = steps * least_ns / max(int(recorded.compute_ns.sum()), 1)
     if share < 1:
         recorded = replace(recorded, compute_ns=(recorded.compute_ns * share).astype(np.int64))
     with telling("looking for the bound"):
         found = [window_bound(recorded, most_pool_bytes // FRAME_BYTES, each) for each in rates]
     highest = max(found, key=lambda each: each.step_ns)
-    return replace(highest, step_ns=min(highest.step_ns, least_ns))
+    return WindowBound(
+        step_ns=min(highest.step_ns // steps, least_ns),
+        compute_ns=highest.compute_ns // steps,
+        read_bytes=highest.read_bytes // steps,
+        written_bytes=highest.written_bytes // steps,
+    )
 
 
 def figures_of(
@@ -112,13 +119,15 @@ def figures_of(
     resident_bytes: tuple[int, int],
     recorded: GranuleUses | None,
     times: StepTimes,
+    rounds: StepRounds,
 ) -> StorageFigures:
-    """`ordinary`: of memory beside frames. `resident_bytes`: in all, and cached pages of the file.
-    `recorded`: the step that later ones were followed by, of which a bound is looked for, which takes seconds where it
-    is long. `times`: of steps; without any there is no bound."""
+    """`ordinary`: of memory beside frames. `resident_bytes`: in all, and cached pages of the file. `recorded`: the round
+    of steps that later ones were followed by, of which a bound is looked for, which takes seconds where it is long.
+    `times`: of steps; without any there is no bound."""
     told, facts, pool, cap = framed.counters(), framed.facts, pool_now(), tier.cap
     ahead = ahead_counters()
-    bound = bound_of(recorded if times.least_ns else None, pool.most_frames * FRAME_BYTES, ahead, times.least_ns)
+    followed = recorded if times.least_ns else None
+    bound = bound_of(followed, pool.most_frames * FRAME_BYTES, ahead, times.least_ns, rounds.of_record)
     return StorageFigures(
         pool_bytes=pool.frames * FRAME_BYTES,
         least_pool_bytes=pool.least_frames * FRAME_BYTES,
@@ -161,7 +170,7 @@ def figures_of(
         vain_bytes=ahead.vain_bytes,
         demanded_bytes=ahead.demanded_bytes,
         wait_before_ns=ahead.wait_before_ns,
-        wait_after_ns=ahead.wait_after_ns,
+        wait_after_ns=ahead.wait_after_ns // rounds.last,
         record_too_long=bool(ahead.too_long),
         step_ns=times.median_ns,
         bound_ns=0 if bound is None else bound.step_ns,

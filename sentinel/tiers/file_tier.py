@@ -211,7 +211,7 @@ class FramedTensors:
         return bool(self._contains(address))
 
     def step(self) -> None:
-        """A training step begins: one is recorded, and what later ones are about to need is read ahead."""
+        """A round of training steps begins: one is recorded, and what later ones are about to need is read ahead."""
         self._step()
 
     def resident_bytes(self) -> tuple[int, int]:

@@ -118,7 +118,7 @@ def test_a_script_without_a_training_loop_is_told_what_was_looked_for(tmp_path: 
     assert done.returncode == 0
     assert done.stdout == "done\n"
     assert "three times in one thread" in done.stderr
-    assert "not in those that a script starts with torch.multiprocessing" in done.stderr
+    assert "Hidden are forward passes in processes that the script starts" in done.stderr
 
 
 TRAINS = """

@@ -31,7 +31,7 @@ from sentinel.system import limits, native, scratch_disk  # noqa: E402
 from sentinel.system.disks import Mount, disk_of  # noqa: E402
 from sentinel.system.limits import LimitedGroup  # noqa: E402
 from sentinel.tiers import file_tier, pool_cap  # noqa: E402
-from sentinel.tiers.ahead import AheadCounters  # noqa: E402
+from sentinel.tiers.ahead import AheadCounters, ahead_counters  # noqa: E402
 from sentinel.tiers.file_tier import FileTier, is_file  # noqa: E402
 from sentinel.tiers.frames import FRAME_BYTES  # noqa: E402
 from sentinel.tiers.pool_cap import LEAST_POOL_BYTES, taken_bytes  # noqa: E402
@@ -219,6 +219,30 @@ def test_a_report_says_what_a_step_takes_at_least(folder: Path) -> None:
     assert "at least" in session.report().text()
 
 
+def test_a_loop_that_keeps_its_output_is_followed(folder: Path) -> None:
+    """What the step before has made is alive while this one makes its own, so addresses are those of two steps ago."""
+    session = begin(folder)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(6)])  # 24 MiB in 16
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    places, missed = [], []
+    for _ in range(16):
+        output = model(torch.ones(256, 1024))  # of 1 MiB
+        places.append(output.data_ptr())
+        output.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        missed.append(ahead_counters().missed)
+    told = session.report().facts.setup.storage
+    sentinel.stop()
+    assert places[-1] != places[-2] == places[-4]
+    assert missed[-1] == missed[-6]  # each operator was found in the last five steps
+    assert told is not None
+    assert told.matched > told.missed
+    assert 0 < told.bound_ns <= told.step_ns
+    assert told.bound_read_bytes < 2 * told.tensor_peak_bytes  # of a step, not of a round
+
+
 def test_without_a_record_or_a_rate_there_is_no_bound() -> None:
     uses = granule_uses([1000, 1000], [{0: READS}, {1: READS}])
     known = AheadCounters(read_alone_bytes=1 << 24, read_alone_ns=1 << 24)
@@ -231,6 +255,16 @@ def test_without_a_record_or_a_rate_there_is_no_bound() -> None:
     written = bound_of(uses, FRAME_BYTES, AheadCounters(write_alone_bytes=1 << 24, write_alone_ns=1 << 24), hour)
     assert written is not None
     assert written.step_ns == written.compute_ns == 2000
+
+
+def test_a_bound_of_steps_that_were_recorded_together_is_of_one() -> None:
+    uses = granule_uses([1000, 1000], [{0: READS}, {1: READS}])
+    known = AheadCounters(read_alone_bytes=1 << 24, read_alone_ns=1 << 24)
+    alone, of_two = (bound_of(uses, FRAME_BYTES, known, 3600 * 10**9, steps) for steps in (1, 2))
+    assert alone is not None
+    assert of_two is not None
+    assert (of_two.step_ns, of_two.compute_ns) == (alone.step_ns // 2, 1000)
+    assert of_two.read_bytes == alone.read_bytes // 2 > 0
 
 
 def test_a_bound_is_never_above_a_step_that_was_seen() -> None:
