@@ -252,7 +252,7 @@ class PassiveSession:
         ordinary, unknown = self._memory.counters(), (0, 0)
         told = figures_of(self._framed, self._tier, ordinary, unknown, None, self._times, self._rounds)
         if round_ended:
-            self._rounds.told(told.recorded)
+            self._rounds.told(told.recorded, too_long=told.record_too_long)
         for kind, sentence in alarms(told, self._tier).items():
             if kind not in self._told:
                 self._told.add(kind)

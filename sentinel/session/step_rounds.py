@@ -38,12 +38,18 @@ class StepRounds:
         self._rounds += 1
         return True
 
-    def told(self, recorded: int) -> None:
-        """After a round: so many have been recorded in all. Where that one was, no other is being recorded."""
+    def told(self, recorded: int, *, too_long: bool = False) -> None:
+        """After a round: so many have been recorded in all. Where that one was, no other is being recorded. `too_long`:
+        the last one that was to be could not."""
+        if too_long and LENGTHS[self._tried] > 1:
+            self._try(len(LENGTHS) - 1)
         if recorded == self._recorded:
             return
         self._recorded, self.of_record = recorded, self.last
         self._records += 1
         if self._records >= RECORDS and OFTEN * self._records >= self._rounds and self._tried + 1 < len(LENGTHS):
-            self._tried += 1
-            self._rounds = self._records = 0
+            self._try(self._tried + 1)
+
+    def _try(self, which: int) -> None:
+        self._tried = which
+        self._rounds = self._records = 0

@@ -39,3 +39,15 @@ def test_steps_that_take_turns_are_recorded_two_by_two() -> None:
 
 def test_steps_of_many_shapes_are_alone_again_in_the_end() -> None:
     assert rounds_of(list(range(1, 30))) == [1, 1, 2, 2, 4, 4] + [1] * 23
+
+
+def test_rounds_that_are_too_long_to_be_recorded_are_given_up() -> None:
+    rounds = StepRounds()
+    for recorded in (1, 2):
+        assert rounds.step_ended()
+        rounds.told(recorded, too_long=False)
+    assert not rounds.step_ended()
+    assert rounds.step_ended()
+    rounds.told(2, too_long=True)
+    assert [rounds.step_ended() for _ in range(3)] == [True] * 3
+    assert rounds.of_record == 1
