@@ -75,10 +75,10 @@ class OverlappedOptimizer:
         """The step that begins now is watched, if a parameter is worth it. Raises what `GradientWatch.begin` raises."""
         optimizer = self._alive()
         parameters = self._follow_groups(optimizer)
+        self.overlaps, self._ready = False, set()
         if not parameters:
             self.refuse(f"none of its parameters that train on the CPU takes {format_bytes(self._least_bytes)} or more")
             return
-        self.overlaps, self._ready = False, set()
         self._watched = GradientWatch()  # first: whoever interrupts what follows finds whose recording it is
         self._watched.begin(parameters)
         self._hook(optimizer, parameters)

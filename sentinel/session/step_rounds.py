@@ -7,9 +7,9 @@ from dataclasses import dataclass
 LENGTHS = (1, 2, 4, 1)
 """Steps in a round, in the order in which they are tried."""
 RECORDS = 2
-"""So many rounds of a length are recorded before another length is tried."""
+"""2 rounds of a length are recorded before another length is tried."""
 OFTEN = 4
-"""One round in so many was recorded: too often for a record to be of use."""
+"""Where 1 round in 4 is recorded, records are too often of no use."""
 
 
 @dataclass

@@ -38,6 +38,10 @@ _NO_STEP = (
     "No step was recorded, so what an operator needs is read before it runs, and nothing ahead: that begins after three"
     f" training steps with torch.optim optimizers, of {LIMIT}, in this process."
 )
+_NONE_USED = (
+    f"No operator of a training step used a tensor of {format_bytes(FileTier.least_bytes)} or more, so there is nothing"
+    " to read ahead."
+)
 _ALL_SMALL = (
     f"No tensor had {format_bytes(FileTier.least_bytes)} or more: smaller ones stay in ordinary memory, which fast does"
     " not limit, so the file was not used."
@@ -212,8 +216,9 @@ def notes_on(
         more = "nobody could leave for them, since the file could not be written"
     # refused ones are large, unnamed ones and what was left may be
     large = told.tensor_peak_bytes or told.refused or unnamed_bytes or foreign_bytes or left_bytes >= tier.least_bytes
+    why = (_NONE_USED if told.step_ns else _NO_STEP) if large else _ALL_SMALL  # of steps that are timed one is recorded
     return holding(
-        (not (told.recorded or told.record_too_long), _NO_STEP if large else _ALL_SMALL),
+        (not (told.recorded or told.record_too_long), why),
         (told.record_too_long and not told.recorded, _TOO_LONG),
         (foreign_bytes > 0, f"{format_bytes(foreign_bytes)} of parameters {_FOREIGN}"),
         (told.missed > told.matched, _OTHERS),

@@ -282,6 +282,9 @@ def test_a_job_of_small_tensors_is_not_told_to_take_more_steps() -> None:
     for figures, unnamed_bytes, left_bytes in ((had, 0, 0), (refused, 0, 0), (known, 1 << 20, 0), (known, 0, 1 << 20)):
         told = notes_on(figures, tier, unnamed_bytes=unnamed_bytes, hourly_bytes=7, beside=(), left_bytes=left_bytes)
         assert told[0].startswith("No step was recorded")
+        stepped = figures._replace(step_ns=1)  # data is large, and nothing that a step uses
+        told = notes_on(stepped, tier, unnamed_bytes=unnamed_bytes, hourly_bytes=7, beside=(), left_bytes=left_bytes)
+        assert told[0].startswith("No operator of a training step used a tensor of 1.00 MiB or more")
     assert notes_on(known, tier, 0, 7, (), left_bytes=(1 << 20) - 1)[0].startswith("No tensor had 1.00 MiB or more")
 
 
