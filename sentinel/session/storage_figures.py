@@ -125,9 +125,9 @@ def figures_of(
     times: StepTimes,
     rounds: StepRounds,
 ) -> StorageFigures:
-    """`ordinary`: of memory beside frames. `resident_bytes`: in all, and cached pages of the file. `recorded`: the round
-    of steps that later ones were followed by, of which a bound is looked for, which takes seconds where it is long.
-    `times`: of steps; without any there is no bound."""
+    """`ordinary`: of memory beside frames. `resident_bytes`: in all, and cached pages of the file. `recorded`: the
+    round of steps that later ones were followed by, of which a bound is looked for, which takes seconds where it is
+    long. `times`: of steps; without any there is no bound."""
     told, facts, pool, cap = framed.counters(), framed.facts, pool_now(), tier.cap
     ahead = ahead_counters()
     followed = recorded if times.least_ns else None
