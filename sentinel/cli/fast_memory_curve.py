@@ -29,13 +29,14 @@ def curve_of(
 ) -> Comparison:
     """The curve at `shares` and at `asked`, with its knee. `fine`: also at two amounts just below the knee. `pins`: of
     tensors whose tier is fixed. Raises UsageError for a step without managed tensors."""
-    from sentinel.planner.sweep import Comparison, curve, knee, make_subject, near_knee
+    from sentinel.planner.sweep import Comparison, Point, curve, knee, make_subject, near_knee
     from sentinel.reports.price_of_moves import about_moves
 
-    with telling("simulating the curve of fast memory"):
+    asked_for, points = (*shares, *filter(None, [asked])), list[Point]()
+    with telling("simulating the curve of fast memory", lambda: f"{len(points)} of {len(asked_for)} amounts"):
         subject = make_subject(label, profile, machine)
-        amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*shares, *filter(None, [asked]))}
-        points = list(curve(subject, profile, machine, amounts, pins=pins))
+        amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in asked_for}
+        points += curve(subject, profile, machine, amounts, pins=pins)
         if fine:
             points = near_knee(subject, profile, machine, points, pins=pins)
     at = knee(points)

@@ -63,7 +63,7 @@ def _text(report: Document[Facts]) -> TextTable:
         table = report.tables["footprint"].pivot(index="layer", columns="role", values="nbytes").astype("float64")
         total = table.sum(axis=1)
         top = float(total.max())
-        rows.append(("all live", format_bytes(top), sparkline(total.tolist(), top)))
+        rows.append(("all roles", format_bytes(top), sparkline(total.tolist(), top)))
         for role in table.max().sort_values(ascending=False, kind="stable").index:
             column = table[role]
             rows.append((f"  {role}", format_bytes(float(column.max())), sparkline(column.tolist(), top)))
@@ -72,7 +72,8 @@ def _text(report: Document[Facts]) -> TextTable:
             held = part["held_bytes"].astype("float64")
             scale = max(float(held.max()), 1.0)
             rows.append((f"{tier} tier, planned", format_bytes(float(held.max())), sparkline(held.tolist(), scale)))
-    return TextTable("Bytes over the layers of a step (peak, then layer by layer)", rows)
+    title = "Bytes over the layers of a step (most, then layer by layer; of all that lives in any part of a layer)"
+    return TextTable(title, rows)
 
 
 def _footprint_chart(report: Document[Facts]) -> str:
