@@ -32,10 +32,10 @@ def curve_of(
     from sentinel.planner.sweep import Comparison, Point, curve, knee, make_subject, near_knee
     from sentinel.reports.price_of_moves import about_moves
 
-    asked_for, points = (*shares, *filter(None, [asked])), list[Point]()
-    with telling("simulating the curve of fast memory", lambda: f"{len(points)} of {len(asked_for)} amounts"):
+    amounts, points = dict[str, int](), list[Point]()
+    with telling("simulating the curve of fast memory", lambda: f"{len(points)} of {len(amounts)} amounts"):
         subject = make_subject(label, profile, machine)
-        amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in asked_for}
+        amounts |= {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*shares, *filter(None, [asked]))}
         points += curve(subject, profile, machine, amounts, pins=pins)
         if fine:
             points = near_knee(subject, profile, machine, points, pins=pins)

@@ -8,7 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -35,6 +35,16 @@ _LOOKS_S, _GRACE_S = 1.0, 10.0
 worker of torch looks each 5 s."""
 
 
+class _Workers(_MultiProcessingDataLoaderIter):
+    """torch's, whose workers a forked child of the trainer does not end: they are not its own."""
+
+    trainer = 0
+
+    def _shutdown_workers(self) -> None:
+        if os.getpid() == self.trainer:
+            super()._shutdown_workers()
+
+
 class WorkersLoader(DataLoader[Any]):
     """torch's, whose workers are known before all of them are there. `begun`: the iteration that they were last started
     for, of which torch tells nobody if one of them is killed meanwhile."""
@@ -45,7 +55,8 @@ class WorkersLoader(DataLoader[Any]):
         if not self.num_workers:
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        self.begun = _MultiProcessingDataLoaderIter.__new__(_MultiProcessingDataLoaderIter)
+        self.begun = _Workers.__new__(_Workers)
+        self.begun.trainer = os.getpid()
         self.begun.__init__(self)
         self.begun._workers_done_event = _EndOfWorkers(self.begun._workers_done_event)
         return self.begun
@@ -117,11 +128,12 @@ def ends_training(error: BaseException) -> bool:
     return not (of_torch and isinstance(error, RuntimeError)) and is_interrupt(error)
 
 
-def is_of_lost_worker(error: BaseException, batches: Any) -> bool:
+def is_of_lost_worker(error: BaseException, batches: Any, *, starting: bool) -> bool:
     """Whether `error` comes of a worker that has ended by itself, be it as it started."""
     if ends_training(error) or not isinstance(error, OF_LOST_WORKERS):
         return False
-    return isinstance(error, BrokenPipeError) or is_lost(batches)
+    ended_before_it_was_sent_all = starting and hasattr(batches, "_workers") and isinstance(error, BrokenPipeError)
+    return ended_before_it_was_sent_all or is_lost(batches)
 
 
 def end_workers(batches: Any) -> None:
@@ -132,10 +144,14 @@ def end_workers(batches: Any) -> None:
         batches._shutdown_workers()
     else:
         keep_signals_from(batches)
-        batches._shutdown = True
+        with suppress(ValueError):  # torch was interrupted before it noted that it had set them
+            torch._C._remove_worker_pids(id(batches))
         for worker in workers:
-            worker.kill()
-            worker.join()
+            if worker.is_alive():  # a fork server's child that has ended may have given its number away
+                worker.kill()
+        for worker in workers:
+            worker.join(_ASKED_S)
+        batches._shutdown = True
     forget_names([worker.pid for worker in workers])
 
 

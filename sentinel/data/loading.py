@@ -154,7 +154,7 @@ class Loader(IterableDataset[Any]):
                 starting = batches is None
                 if starting and self._workers is not None:
                     batches = self._workers.begun  # one was lost as it started, or since the last epoch
-                if not is_of_lost_worker(error, batches):
+                if not is_of_lost_worker(error, batches, starting=starting):
                     if starting or ends_training(error):  # half of a message may be left unread
                         self._give_workers_up()
                     raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import sys
@@ -31,8 +30,12 @@ class _Popen(popen_spawn_posix.Popen):
                 os.dup2(nothing.fileno(), self._fds[-2], inheritable=False)
 
     def _launch(self, process_obj: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it was started, and has ended: whoever looks at it sees that
+        try:
             super()._launch(process_obj)  # type: ignore[misc]
+        except BrokenPipeError:
+            if not hasattr(self, "sentinel"):
+                raise
+            # it was started, and has ended: whoever looks at it sees that
 
 
 class _Process(SpawnProcess):

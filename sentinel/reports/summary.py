@@ -112,7 +112,7 @@ def _next(h: dict[str, Any]) -> str:
     if kind == "emulated":
         return f"on a host with a slower NUMA node or CXL memory, `--slow auto` moves pages for real; {enough}"
     if kind == "executed":
-        return f"{enough}; `sentinel compare --executed` also runs the kernel's own placements"
+        return f"`sentinel compare --executed` also runs the kernel's own placements; {enough}"
     return f"`sentinel run --plan` applies a saved plan; {enough}" if kind == "simulated" else ""
 
 

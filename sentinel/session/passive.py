@@ -77,6 +77,7 @@ class PassiveSession:
             self._overlapped.check(optimizers)
         self._left: list[tuple[str, int, str]] = []
         self._unnamed_bytes = 0
+        self._foreign_before = 0
         self._foreign_bytes: int | None = None  # None before a step has ended
         self._process = os.getpid()
         self._setup_ns = 0
@@ -107,6 +108,7 @@ class PassiveSession:
                 self._overlapped.begin()
             self.add(self._models, self._optimizers)
             self._unnamed_bytes = self._bytes_elsewhere()
+            self._foreign_before = self._bytes_elsewhere(foreign=True)
         except BaseException:
             self.finish_ending()
             raise
@@ -245,7 +247,7 @@ class PassiveSession:
         if round_ended:
             self._framed.step()
         if self._foreign_bytes is None:
-            self._foreign_bytes = max(self._bytes_elsewhere(foreign=True) - self._unnamed_bytes, 0)
+            self._foreign_bytes = max(self._bytes_elsewhere(foreign=True) - self._foreign_before, 0)
         assert self._memory is not None
         self._memory.give_back()  # what named tensors have left, which other threads may have read until now
         # without resident bytes and the bound, which take time to find

@@ -39,8 +39,8 @@ _NO_STEP = (
     f" training steps with torch.optim optimizers, of {LIMIT}, in this process."
 )
 _NONE_USED = (
-    f"No operator of a training step used a tensor of {format_bytes(FileTier.least_bytes)} or more, so there is nothing"
-    " to read ahead."
+    f"No operator of a training step used a tensor of {format_bytes(FileTier.least_bytes)} or more that is within the"
+    " budget, so there is nothing to read ahead."
 )
 _ALL_SMALL = (
     f"No tensor had {format_bytes(FileTier.least_bytes)} or more: smaller ones stay in ordinary memory, which fast does"
@@ -220,8 +220,6 @@ def notes_on(
     return holding(
         (not (told.recorded or told.record_too_long), why),
         (told.record_too_long and not told.recorded, _TOO_LONG),
-        (foreign_bytes > 0, f"{format_bytes(foreign_bytes)} of parameters {_FOREIGN}"),
-        (told.missed > told.matched, _OTHERS),
         (
             told.over_bytes,
             (
@@ -233,10 +231,12 @@ def notes_on(
             told.refused,
             f"{allocations} ({refused} added up) found no room and took memory beyond the budget; {more}",
         ),
+        (foreign_bytes > 0, f"{format_bytes(foreign_bytes)} of parameters {_FOREIGN}"),
         (
             unnamed_bytes > 0,
             f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
         ),
+        (told.missed > told.matched, _OTHERS),
         *((True, note) for note in beside),
         (told.recorded and not (told.read_alone_bytes_per_s or told.write_alone_bytes_per_s), _NO_RATES),
         *((True, sentence) for sentence in tier.told),

@@ -15,7 +15,8 @@ _I32, _U32, _U64, _PTR = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64, ctype
 
 
 class AheadCounters(ctypes.Structure):
-    """`steps` begun, of them `recorded` as a whole. `operators`, `uses`: of the record, 0 while there is none.
+    """`steps`: rounds of steps that have begun, of them `recorded` as a whole. `operators`, `uses`: of the record, 0
+    while there is none.
 
     `matched`: operators of later steps that were found in the record, `missed`: that were not, or were left out.
     `hit_bytes`: read ahead and there when needed; `late_bytes`: still on their way then; `vain_bytes`: that left or

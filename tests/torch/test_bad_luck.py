@@ -293,9 +293,11 @@ def test_memory_beyond_the_budget_is_told_before_what_is_written() -> None:
     tier = FileTier("/data", 8 << 20, 128 << 20)
     known = StorageFigures(**{name: "" if name == "too_large_by" else 0 for name in StorageFigures._fields})
     figures = known._replace(recorded=1, refused=9, refused_bytes=857 << 20, written_bytes=1 << 30, direct=True)
-    first, *rest = notes_on(figures, tier, unnamed_bytes=0, hourly_bytes=7, beside=("overlap_optimizer: all is well.",))
+    figures = figures._replace(matched=1, missed=9)  # as a validation makes them
+    well = "overlap_optimizer: all is well."
+    first, *rest = notes_on(figures, tier, 0, 7, (well,), foreign_bytes=8 << 20)
     assert first == "9 allocations (857.00 MiB added up) found no room and took memory beyond the budget; raise fast"
-    assert "overlap_optimizer: all is well." in rest
+    assert well in rest
     assert any("are written to the disk" in told for told in rest)
 
 

@@ -209,6 +209,37 @@ def test_close_in_a_forked_child_raises_nothing(tars: list[str]) -> None:
     loader.close()
 
 
+def in_a_child(does: Callable[[], object]) -> None:
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            does()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_that_drops_the_loader_leaves_its_workers_to_the_trainer(tars: list[str]) -> None:
+    loader = loader_of(tars, workers=2)
+    assert epoch_of(loader) == torchs(0, 0)
+    in_a_child(loader.close)  # the last reference to torch's iteration goes with it
+    assert epoch_of(loader) == torchs(0, 1)
+    loader.close()
+
+
+def broken(_: object) -> int:
+    raise BrokenPipeError("a database of the user's went away")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_pipe_of_the_users_is_no_lost_worker(
+    tars: list[str], workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader = loader_of(tars, broken, workers=workers)
+    with pytest.raises(BrokenPipeError, match="went away"):
+        epoch_of(loader)
+    assert "was lost" not in capfd.readouterr().err
+    loader.close()
+
+
 def numbered_bytes(sample: dict[str, bytes]) -> tuple[int, bytes]:
     return number_of(sample), bytes(1 << 16)
 
