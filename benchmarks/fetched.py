@@ -6,8 +6,8 @@ is used in place, lies between DRAM and the disk.
 
 `window`: what each of the next layers uses is fetched so many layers ahead and leaves right after its use; the best
 such number for each step. `just_in_time`: fetched one layer ahead, but what is needed again soonest stays, as far as
-there is room: what plans were until 30 November 2026. `bound_ns` is of plans of this kind: moves between whole layers,
-room held on both sides of a move. `window_bound_ns` is of any execution.
+there is room: about what plans were until 30 November 2026. `bound_ns` is of plans of this kind: moves between whole
+layers, room held on both sides of a move. `window_bound_ns` is of any execution.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Sentinel places tensors on a GPU, and with a file as slow tier training reads ah
   memory.
 - *window*: what the next layers use is fetched some layers ahead and leaves right after its use; the best number of
   layers for each step. *Just in time*: fetched one layer ahead, but what is needed again soonest stays as far as there
-  is room, which is what plans were until 30 November 2026. *Ours*: policy `sentinel`.
+  is room, about what plans were until 30 November 2026. *Ours*: policy `sentinel`.
 - *bound*: of plans of this kind, which move between whole layers, a copy of all bytes each way, and hold room on both
   sides of a move. *Window bound*: of any execution, whose moves may begin and end within layers, and which need not
   copy back what nobody changed ([how it is counted](decisions/0141-the-window-bound-is-told.md)).

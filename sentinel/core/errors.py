@@ -74,7 +74,7 @@ class Infeasible(PlanError):
         reason = why or "the slow tier is not used in place, and what a layer uses has no room beside what moves"
         super().__init__(
             f"needs {needed} of fast memory, {missing} more than the {available} that there are: {reason};"
-            " raise fast=, or take a slow tier that is used in place",
+            " raise fast=, or take more memory that is used in place",
             layer=layer,
         )
 

@@ -145,7 +145,7 @@ def _residence(plan: Plan, profile: Profile, machine: Machine) -> None:
         used.setdefault(extent, set()).add(layer)
     block, extents, _ = extent_shares(plan, profile)
     first = np.searchsorted(block, np.arange(len(plan.blocks) + 1))
-    for index, tier, start, stop, _, _ in plan.spans.tolist():
+    for index, tier, _, stop, start, _ in plan.spans.tolist():  # what leaves is served from where it goes
         if tier in barred:
             layers = {layer % plan.n_layers for layer in range(start, stop)}
             for extent in extents[first[index] : first[index + 1]].tolist():

@@ -24,14 +24,18 @@ from sentinel.planner.workload import make_workload
 _ROUNDS = 100
 """Most rounds of master and pricing."""
 
-_TOLERANCE = 1e-6
-"""What the solver's own tolerances make of a result at most, as a share."""
+_TOLERANCE, _DUAL_NS = 1e-6, 0.1
+"""What the solver's own tolerances make of a result at most: as a share, and for each class."""
+
+_ALL = 1 << 62
+"""Entries: every long-lived transient may share room by events, as in a plan."""
 
 
 def fetched_bound_ns(profile: Profile, machine: Machine, limit_s: float, left_s: Callable[[], float]) -> int:
-    """No plan's step is shorter than so many ns; 0 where a slower tier is used in place, and where that is not known
-    after `limit_s` seconds of the solver. `left_s`: see `bound`. A `profile` without page ranges."""
-    if any(machine.tiers[tier].addressable for tier in machine.slower):
+    """No plan's step is shorter than so many ns; 0 unless there is one slower tier, which is not used in place, and
+    where that is not known after `limit_s` seconds of the solver. `left_s`: see `bound`. A `profile` without page
+    ranges."""
+    if len(machine.slower) > 1 or machine.tiers[machine.slower[0]].addressable:
         return 0
     t = profile.tensors
     rounding = int((-t["nbytes"][t["managed"]] % PAGE_BYTES).sum()) + PAGE_BYTES
@@ -40,8 +44,10 @@ def fetched_bound_ns(profile: Profile, machine: Machine, limit_s: float, left_s:
     work = make_workload(profile, roomy, 0)
     units = work.units
     nbytes = np.bincount(units.unit_of[units.tensors], t["nbytes"][units.tensors], len(units)).astype(np.int64)
-    work = replace(work, units=replace(units, nbytes=nbytes), use_ns=work.use_ns * 0, short_ns=work.short_ns * 0)
-    generation = start_column_generation(work, Effort(0, 0, 0))
+    short = units.short[np.isin(units.short, profile.accesses["extent"])]  # what nobody uses may be away
+    units = replace(units, nbytes=nbytes, short=short)
+    work = replace(work, units=units, use_ns=work.use_ns * 0, short_ns=np.zeros(len(short)))
+    generation = start_column_generation(work, Effort(0, 0, 0, pinned_entries=_ALL))
     master = generation.master
     for _ in range(_ROUNDS):
         seconds = left_s()
@@ -51,5 +57,6 @@ def fetched_bound_ns(profile: Profile, machine: Machine, limit_s: float, left_s:
             return 0
         if not generation.columns.add(generation.pricer.best(mix.prices)[0]):
             moved = MOVE_COST * sum(work.per_s) / 1e12  # a link cannot carry more meanwhile
-            return math.floor(mix.step_ns / (1 + moved) * (1 - _TOLERANCE))
+            off_ns = _DUAL_NS * len(generation.merged.units)
+            return max(math.floor(mix.step_ns / (1 + moved) * (1 - _TOLERANCE) - off_ns), 0)
     return 0

@@ -1,7 +1,8 @@
 """Candidates where a tier cannot be used in place, such as a file: what is there comes to fast memory for its use.
 
 Where a tier in between is used in place, each unit that is not in fast memory is in that one or below, for good. Which
-is tried in two ways: those that lose least, or most, a byte by being used there are there, as far as there is room.
+is tried in three ways: those that lose least, or most, a byte by being used there are there, as far as there is room;
+or none is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.assemble import assemble, has_room
 from sentinel.planner.column_generation import efforts_for, optimized
-from sentinel.planner.decision import take_room
+from sentinel.planner.decision import Decision, take_room
 from sentinel.planner.fetching import just_in_time
 from sentinel.planner.slow_tier_assignment import with_slow_tiers
 from sentinel.planner.workload import SlowTierOf, Workload, make_workload
@@ -37,24 +38,41 @@ def fetched_plans(profile: Profile, machine: Machine, policy: str, footprint_byt
         except Infeasible:
             continue
         found += [(f"{how}, {label} in between", plan) for how, plan in plans if has_room(plan)]
-    if found:
-        return found
     work = make_workload(profile, _without(machine, away), footprint_bytes)
-    return _plans(work, machine, np.full(len(work.units), away, np.int64), away, policy)
+    slow_tier = np.full(len(work.units), away, np.int64) if middle else None
+    try:
+        plans = _plans(work, machine, slow_tier, away, policy)
+    except Infeasible:
+        if not found:
+            raise
+        return found
+    found += [each for each in plans if has_room(each[1])]
+    if not found:
+        capacities = [tier.capacity_bytes for tier in machine.tiers]
+        needed = min(int(np.maximum(plan.held_bytes.max(axis=1), capacities).sum()) for _, plan in plans)
+        raise Infeasible(needed, sum(capacities), None)
+    return found
 
 
 def _plans(
-    work: Workload, machine: Machine, slow_tier: NDArray[np.int64], short_tier: int, policy: str
+    work: Workload, machine: Machine, slow_tier: NDArray[np.int64] | None, short_tier: int, policy: str
 ) -> list[tuple[str, Plan]]:
-    """Of a workload whose units have these slow tiers, and its short-lived tensors `short_tier`. Raises Infeasible."""
+    """Of a workload whose units have these slow tiers (None: filled one after the other), and its short-lived tensors
+    `short_tier`. Raises Infeasible."""
     found = []
-    for label, decision in [("just in time", just_in_time(work)), *optimized(work, *efforts_for(work))]:
-        of_short = np.full(len(decision.short_tier), short_tier, np.int64)
-        tiers = slow_tier[decision.parts["unit"]]
-        decided = with_slow_tiers(decision, tiers, of_short, short_tier, len(machine.tiers) - 1)
-        plan = assemble(decided, work.units, work.profile, machine, policy=policy, footprint_bytes=work.footprint_bytes)
-        found.append((label, plan))
+    for label, decided in [("just in time", just_in_time(work)), *optimized(work, *efforts_for(work))]:
+        decision = decided
+        if slow_tier is not None:
+            of_short = np.full(len(decided.short_tier), short_tier, np.int64)
+            tiers = slow_tier[decided.parts["unit"]]
+            decision = with_slow_tiers(decided, tiers, of_short, short_tier, len(machine.tiers) - 1)
+        found.append((label, _drawn(decision, work, machine, policy)))
     return found
+
+
+def _drawn(decision: Decision, work: Workload, machine: Machine, policy: str) -> Plan:
+    footprint = work.footprint_bytes
+    return assemble(decision, work.units, work.profile, machine, policy=policy, footprint_bytes=footprint)
 
 
 def _without(machine: Machine, away: int) -> Machine:

@@ -32,7 +32,8 @@ _MOST_WINDOWS = 12
 
 def fetches(work: Workload) -> Iterator[Choice]:
     """Choices that a program for a Workload begins with: all stays, all leaves at once and comes back just in time, or
-    so many layers ahead. Of these the second needs the least room: where it does not fit, no plan does."""
+    so many layers ahead. Of these the second needs the least room: where it does not fit, the program has no plan
+    (tensors that share room by events might)."""
     everywhere = np.ones(len(work.use_unit), bool)
     yield ahead(work, ~everywhere, 1)
     for layers in lengths_to_try(work.n_layers - 1, _MOST_WINDOWS):

@@ -342,12 +342,15 @@ class AutoTm(_ByUse):
             )
         from sentinel.planner.column_generation import Effort, optimized  # not above: the other rivals ask no solver
         from sentinel.planner.fetching import just_in_time
+        from sentinel.planner.relaxation import MOST_ENTRIES
 
         least = [just_in_time(work)] if work.keeps_shorts.any() or work.fetched.any() else []
-        efforts = [Effort(60, 6, 2, whole_nodes=50)]
+        pinned = 0 if least else MOST_ENTRIES  # one that lies across the pool's cap would be partly away
+        efforts = [Effort(60, 6, 2, pinned_entries=pinned, whole_nodes=50)]
         if self._search_s is not None:
             # more timelines than the nodes are enough for: cut short, a search among them may find less than the other
-            efforts.insert(0, Effort(60, 6, 20, whole_nodes=1 << 30, whole_s=self._search_s))
+            longer = Effort(60, 6, 20, pinned_entries=pinned, whole_nodes=1 << 30, whole_s=self._search_s)
+            efforts.insert(0, longer)
         found = [decision for _, decision in optimized(work, *efforts)]
         if not found and not least:
             raise PlanError("policy autotm: the solver found no plan; use sentinel")

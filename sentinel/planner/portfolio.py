@@ -3,7 +3,7 @@
 On a machine with several slower tiers who gains from a faster one depends on what is fast already, and what is worth
 fast memory depends on the slow tier. So all slow memory is taken for the slowest tier first, slow tiers are assigned to
 what that leaves there, and the step is planned again with these. Candidates that leave the middle tiers alone are among
-the results. Where slow memory cannot be used in place, see `fetching`.
+the results. Where slow memory cannot be used in place, see `fetched_plans`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Sentinel:
                 return best_of(plans, profile, machine, self.name, forgiving=self._forgiving, others=more)
         if needs_windows(machine):
             plans = fetched_plans(profile, machine, self.name, footprint)
-            return best_of([each for each in plans if has_room(each[1])] or plans, profile, machine, self.name)
+            return best_of(plans, profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
         ends: Ends = {}
         drawn = _drawn(work, efforts_for(work, drops=self._forgiving), machine, self.name, ends)

@@ -44,7 +44,7 @@ def merge_alike(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
         return work, np.zeros(0, np.int64)
     density = work.use_ns / units.nbytes[work.use_unit]
     grade = np.rint(np.log(np.maximum(density, 1e-300)) / _GAIN_STEP).astype(np.int64)
-    when = 2 * work.use_layer + work.touched + 1
+    when = 2 * work.use_layer + (work.touched & work.fetched[work.use_unit]) + 1
     marks = hash64(hash64(when.astype(np.uint64)) ^ grade.astype(np.uint64))
     fate = np.zeros(len(units), np.uint64)
     np.add.at(fate, work.use_unit, marks)

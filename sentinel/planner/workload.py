@@ -200,7 +200,7 @@ class Workload:
         """(L,) whether all short-lived tensors of a layer have to be in fast memory: everywhere if no slower tier is
         used in place, and beside one that is not wherever they have room with what is fetched around them."""
         in_place = [self.machine.tiers[tier].addressable for tier in self.machine.slower]
-        if all(in_place):
+        if any(in_place) and not self.fetched.any():
             return np.zeros(self.n_layers, bool)
         return np.asarray(self.short_bytes + self.fetched_around <= self.budget_bytes) | (not any(in_place))
 

@@ -285,6 +285,19 @@ def test_what_is_used_must_be_addressable() -> None:
     assert (error.value.layer, error.value.block) == (3, 0)
 
 
+@pytest.mark.parametrize(("leaves", "lawful"), [(2, False), (3, True)], ids=["in its layer", "behind it"])
+def test_what_leaves_in_the_layer_that_uses_it_is_used_where_it_goes(leaves: int, lawful: bool) -> None:
+    profile = make_profile([param("a", MIB, [2])], LAYERS)
+    plan = persistent_plan(profile, [0], [(0, 0, 1, leaves, leaves + 1), (0, 1, 0, 5, 6)], fast_bytes=MIB)
+    machine = make_machine(MIB, addressable=False)
+    if lawful:
+        check(plan, profile, machine)
+        return
+    with pytest.raises(PlanError, match=r"residence.*not addressable") as error:
+        check(plan, profile, machine)
+    assert error.value.layer == 2
+
+
 def test_placement_follows_the_migrations_round_the_ring() -> None:
     assert sound().placement.tolist() == [[0, 0, 1, 1, 1, 0], [1, 1, 1, 0, 1, 1]]
 

@@ -92,4 +92,35 @@ def test_those_that_lose_least_or_most_in_the_middle_are_there():
     profile = make_profile(tensors, 16)
     found = candidates(profile, below_memory(4 * MIB, 4 * MIB))
     orders = {label.partition(", ")[2] for label in found}
-    assert orders == {"least used in between", "most used in between"}
+    assert orders == {"least used in between", "most used in between"}  # all on the disk has no room
+
+
+def test_a_tier_in_between_that_is_slower_than_the_disk_makes_no_plan_slower():
+    profile = make_profile([param(name, 4 * MIB, [4 * i]) for i, name in enumerate("abcd")], 16)
+    fast = below_memory(4 * MIB, 16 * MIB)
+    slow = replace(fast.tiers[1], read_bytes_per_s=10 * MIB, write_bytes_per_s=10 * MIB)
+    links = tuple(
+        replace(link, bandwidth_bytes_per_s=10 * MIB) if 1 in (link.source, link.target) else link
+        for link in fast.links
+    )
+    machine = replace(fast, tiers=(fast.tiers[0], replace(slow, capacity_bytes=4 * MIB), fast.tiers[2]), links=links)
+    two = replace(
+        machine,
+        tiers=(machine.tiers[0], machine.tiers[2]),
+        links=tuple(
+            replace(link, source=min(link.source, 1), target=min(link.target, 1))
+            for link in links
+            if 1 not in (link.source, link.target)
+        ),
+    )
+    assert plan(profile, machine).predicted_step_ns <= plan(profile, two).predicted_step_ns
+
+
+def test_what_the_first_tier_that_is_not_used_in_place_has_no_room_for_goes_to_the_next():
+    profile = make_profile([param(name, 4 * MIB, [3 * i]) for i, name in enumerate("abc")], 9)
+    three = three_tiers(8 * MIB, 4 * MIB)
+    barred = tuple(replace(tier, addressable=False) for tier in three.tiers[1:])
+    machine = replace(three, tiers=(three.tiers[0], *barred))
+    made = plan(profile, machine)
+    check(made, profile, machine)
+    assert has_room(made)

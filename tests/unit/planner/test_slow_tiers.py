@@ -9,6 +9,7 @@ import pytest
 from sentinel import planner
 from sentinel.core.errors import Infeasible
 from sentinel.core.laws import check
+from sentinel.planner import fetched_plans as fetched_plans_module
 from sentinel.planner import needs_windows, portfolio
 from sentinel.planner.assemble import footprint_bytes, has_room, one_tier
 from sentinel.planner.fetched_plans import fetched_plans
@@ -42,14 +43,19 @@ def test_of_plans_that_fetch_only_those_with_room_are_chosen_from(monkeypatch):
         asked.append(plan)
         return len(asked) > 1
 
-    monkeypatch.setattr(portfolio, "has_room", has_room_but_the_first)
+    monkeypatch.setattr(fetched_plans_module, "has_room", has_room_but_the_first)
     monkeypatch.setattr(portfolio, "best_of", lambda plans, *_: tried.append([plan for _, plan in plans]))
     portfolio.Sentinel().plan(profile, machine)
     assert len(asked) > 1
     assert tried == [asked[1:]]
-    monkeypatch.setattr(portfolio, "has_room", lambda _: False)
-    portfolio.Sentinel().plan(profile, machine)
-    assert len(tried[1]) == len(asked)  # the law that they break is told by name
+
+
+def test_where_slow_memory_that_is_not_used_in_place_is_too_small_it_is_told_how_much_would_do():
+    """2 MiB in tiers of 1 and 1: what moves has no room on the other side."""
+    profile, machine = taking_turns(), make_machine(LARGE, slow_bytes=LARGE, addressable=False)
+    with pytest.raises(Infeasible) as caught:
+        planner.plan(profile, machine)
+    assert caught.value.needed_bytes > caught.value.available_bytes == 2 * LARGE
 
 
 def test_what_must_be_in_fast_memory_at_one_time_is_told_where_it_does_not_fit():
