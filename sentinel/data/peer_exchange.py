@@ -156,9 +156,14 @@ class ChunkProvider:
             self._unrepeated = True
 
     def _greet(self) -> None:
-        """Repeats the tokens of ranks that begin later, however long training or a read of this rank takes."""
+        """Repeats the tokens of ranks that begin later, however long training or a read of this rank takes, and once
+        more as all is read: who gave this rank its last samples may be at its first ones, and wait for that."""
         with closing(Line(self._own.peer)) as line:
-            while not self._quiet.wait(_LOOKED_AGAIN_S) and not self._stopping.is_set():
+            ends = False
+            while not ends:
+                ends = self._quiet.wait(_LOOKED_AGAIN_S)
+                if self._stopping.is_set():
+                    return
                 if not self._unrepeated:
                     (asked,) = line.ask((b"GET", self._own.asked))
                     with self._putting:  # or what is put now would count as if it repeated what is learnt here
