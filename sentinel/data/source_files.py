@@ -123,16 +123,16 @@ class SourceFiles:
         at = layout.chunk_offset[chunks] + layout.sample_offset[samples]
         columns = (layout.chunk_file[chunks], at, layout.sample_nbytes[samples], samples)
         held = self._open if len(self._open) < self._most_open else {}  # if there are more, the order of use counts
-        unchecked: dict[int, LocalFile] = {}
+        unchecked: dict[LocalFile, int] = {}  # what was closed and opened anew in the meantime is two of them
         for file, begin, nbytes, sample in zip(*(column.tolist() for column in columns), strict=True):
             found, data = held.get(file), b""  # the bytes before are let go of: these have the same memory then
             if isinstance(found, LocalFile):
-                unchecked[file] = found
+                unchecked[found] = file
                 data = found.read_once(begin, nbytes)
             if len(data) != nbytes:
                 data = self.endured(partial(self._read, file, begin, nbytes, "sample", sample))
             yield memoryview(data)
-        for file, found in unchecked.items():
+        for found, file in unchecked.items():
             if not found.is_as_indexed():
                 self.endured(partial(self._check_after, file, found))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -417,6 +418,27 @@ def test_a_file_that_changes_within_a_batch_is_refused_by_name_before_the_batch_
     assert isinstance(found, Failed)
     assert found.path == paths[1 if how == "decode" else 0]
     assert "changed since it was indexed" in found.rule
+
+
+def test_what_an_old_descriptor_read_is_refused_by_name_though_the_file_was_restored_and_opened_anew(
+    folder: Path,
+) -> None:
+    """All within a batch: the file is rewritten in place, closed because others were opened, and restored by a copy."""
+    (path,) = shards(folder, [4])
+    copy = folder.parent / "copy"
+    shutil.copy2(path, copy)
+    data = open_data([path])
+    files = SourceFiles(data.layout, data.root)
+    files.sample(0)
+    read = files.alone(np.arange(4))
+    next(read)
+    change(path)
+    next(read)
+    files.close()
+    os.replace(copy, path)
+    with pytest.raises(FormatError, match="changed since it was indexed") as error:
+        list(read)
+    assert error.value.path == path
 
 
 def test_what_a_transform_raises_of_sound_bytes_is_the_users_own(folder: Path) -> None:
