@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.interrupts import let_through
+from sentinel.data.index_cache import mark_used, place_of, remove_unused
 from sentinel.data.source_files import changed
 from sentinel.data.sources.folder import FolderOfFiles
 from sentinel.data.sources.mds_shards import INDEX, MdsShards, has_index, mds_shards
@@ -33,7 +34,6 @@ from sentinel.data.sources.tar_shards import TarShards
 from sentinel.files import containers, load
 from sentinel.files.disk import write_whole
 from sentinel.samples import Layout
-from sentinel.system.compiler import cache_folder
 from sentinel.system.progress import telling
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -130,7 +130,7 @@ def open_data(source: Paths | RecordFiles, index_path: str | os.PathLike[str] | 
             raise FormatError(index_path, "layout", "is the index of other files; run `sentinel data index` on these")
         _unchanged(layout, root)
         return DataFiles(layout, root, made)
-    cached = cache_folder() / "data" / _cached(made, paths, root)
+    cached = place_of(_cached(made, paths, root))
     stale: FormatError | None = None
     for place in (Path(root) / _name(made, paths, root, ""), cached):
         layout = _kept(place, names, made)
@@ -141,6 +141,8 @@ def open_data(source: Paths | RecordFiles, index_path: str | os.PathLike[str] | 
         except FormatError as error:
             stale = stale or error  # the other place may have an index that was made since
         else:
+            if place == cached:
+                mark_used(cached)
             return DataFiles(layout, root, made)
     if stale is not None:
         raise stale
@@ -277,9 +279,10 @@ def _scanned(paths: Sequence[str], root: str, source: Source) -> Layout:
 
 
 def _kept_in_cache(layout: Layout, name: str) -> Path:
-    path = cache_folder() / "data" / name
+    path = place_of(name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _keep(layout, path, 0o600)
+    remove_unused(path)
     return path
 
 

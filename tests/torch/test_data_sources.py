@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
-from sentinel.data import source_files  # noqa: E402
+from sentinel.data import index_cache, source_files  # noqa: E402
 from sentinel.data.data_index import RecordFiles, open_data  # noqa: E402
 from sentinel.data.page_cache import in_page_cache  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
@@ -310,6 +310,26 @@ def test_the_index_is_kept_for_its_owner_alone_and_used_again(folder: Path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(kept.parents[2]))
     with pytest.warns(RuntimeWarning, match="this index is not used"):
         assert open_data(paths).layout.digest == first.digest
+
+
+def test_indexes_in_the_cache_that_were_not_used_for_longest_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = shards(folder, [4] * 5)
+    kept = [sentinel.data.index(path) for path in paths[:3]]
+    for age, place in enumerate(kept):
+        os.utime(place, ns=(0, age + 1))
+    other, of_a_killed_job = kept[0].parent / "other", kept[0].parent / ".sentinel-0123456789abcdef"
+    other.write_bytes(bytes(1 << 16))
+    of_a_killed_job.write_bytes(bytes(1 << 16))
+    os.utime(of_a_killed_job, ns=(0, 1))
+    open_data(paths[0])  # the oldest is the one that was used last
+    nbytes = kept[0].stat().st_size
+    monkeypatch.setattr(index_cache, "MOST_BYTES", 3 * nbytes + nbytes // 2)
+    open_data(paths[3])
+    assert [place.exists() for place in (*kept, of_a_killed_job)] == [True, False, True, False]
+    monkeypatch.setattr(index_cache, "MOST_BYTES", 0)
+    last = sentinel.data.index(paths[4])
+    assert set(last.parent.iterdir()) == {last, other}
+    assert open_data(paths[1]).layout.n_samples == 4
 
 
 def test_data_sets_of_many_files_share_a_quarter_of_the_descriptors(
