@@ -95,6 +95,20 @@ def test_wrong_bytes_in_a_server_are_no_samples(tmp_path: Path, server: Server) 
     client.close()
 
 
+def test_a_rank_whose_epoch_ends_repeats_the_token_of_one_that_has_just_asked(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.data.peer_exchange._LOOKED_AGAIN_S", 3600.0)
+    one, token = One(tmp_path, server, 96), bytes(range(8))
+    client, key = valkey.Valkey(port=server.port), one.rank.key
+    one.provider.begin(replace(one.plan, epoch=1, world=2), one.share.reads[:0], one.plan)
+    one.provider.start(1)
+    client.append(one.rank.asked, token)
+    one.provider.finish()
+    assert token in client.hget(key, BEGUN)
+    client.close()
+
+
 def test_what_nobody_has_deleted_goes_once_all_ranks_have_ended_the_epoch(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
