@@ -36,7 +36,7 @@ def _text(report: Document[Facts]) -> TextTable:
         ("read ahead", format_bytes(told.hit_bytes), f"there in time; {format_bytes(told.late_bytes)} came late"),
         ("read on demand", format_bytes(told.demanded_bytes), "an operator waited for all of it"),
         ("read in vain", format_bytes(told.vain_bytes), "it left again, or died, before it was needed"),
-        ("recorded steps", f"{told.recorded:,}", f"{told.matched:,} operators followed one, {told.missed:,} did not"),
+        ("records of steps", f"{told.recorded:,}", f"{told.matched:,} operators followed one, {told.missed:,} did not"),
         ("waits of a step", after, f"{before} without reading ahead"),
     ]
     bound = [
@@ -52,7 +52,7 @@ def _text(report: Document[Facts]) -> TextTable:
                 format_bytes(told.pool_bytes),
                 f"the kernel counts {format_bytes(told.resident_bytes - told.cached_bytes)}{cached}",
             ),
-            ("file", format_bytes(told.file_bytes), "reserved on its disk; `file:DIR=SIZE` gives another size"),
+            ("file", format_bytes(told.file_bytes), "reserved on its disk; file:DIR=SIZE gives another size"),
             ("tensors in it, peak", format_bytes(told.tensor_peak_bytes), "resident and away, of 1 MiB and more"),
             ("other tensors, peak", format_bytes(told.elsewhere_peak_bytes), "ordinary memory, beside the budget"),
             ("read", format_bytes(told.read_bytes), "from the file"),
